@@ -1,0 +1,35 @@
+"""What a class is to torch, independent of how a release of torch wants to be told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from cachetree import _layout
+from cachetree._kinds import Leaf
+
+__all__ = ["Children", "NodeSpec"]
+
+Children: TypeAlias = "list[list[Any]]"
+
+
+@dataclass(frozen=True)
+class NodeSpec:
+    """A cache class as a node.
+
+    Attributes:
+        cls: the class; torch matches exact types.
+        name: the serialized type name, a part of the file format.
+        flatten: gives the children and the context of an instance.
+        unflatten: the inverse; takes any objects as leaves and runs no tensor operation.
+        child_names: the key of each child in key paths, from the context.
+        leaves: the declarations of an instance's leaves, nested as its children are.
+    """
+
+    cls: type
+    name: str
+    flatten: Callable[[Any], tuple[Children, _layout.Context]]
+    unflatten: Callable[[Iterable[Any], Any], Any]
+    child_names: Callable[[_layout.Context], tuple[str, ...]]
+    leaves: Callable[[Any], list[list[Leaf]]]

@@ -1,0 +1,5 @@
+TORCH_FLOOR=(2,5); TORCH_NEWEST=(2,7)
+TORCH_ADAPTERS=(((2,6),"below_2_6"),((2,7),"below_2_7"),((2,10),"below_2_10"),(None,"current"))
+TRANSFORMERS_FLOOR=(4,56); TRANSFORMERS_NEWEST=(5,24)
+TRANSFORMERS_ADAPTERS=(((4,57),"below_4_57"),((5,0),"below_5_0"),((5,24),"below_5_24"),(None,"current"))
+TESTED=frozenset()

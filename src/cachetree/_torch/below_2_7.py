@@ -1,0 +1,46 @@
+"""torch < 2.7. Unnecessary from 2.7 on: delete this file with the last row that names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.fx._pytree as fx_pytree
+
+from cachetree._gate import gate
+from cachetree._node import Children, NodeSpec
+from cachetree._torch import below_2_10
+from cachetree.errors import LayoutError
+
+__all__ = ["Adapter"]
+
+
+class Adapter(below_2_10.Adapter):
+    """How torch is told of a node."""
+
+    @gate(
+        because="Dynamo cannot trace object.__new__, so an unflatten inside a compiled function breaks the graph",
+        upstream="https://github.com/pytorch/pytorch/issues/119203",
+    )
+    def make(self, cls: type) -> Any:
+        """Make an instance of a layer class through its constructor, which takes no data."""
+        return cls()
+
+    @gate(
+        because="calling an exported module looks a class up in torch.fx._pytree only",
+        upstream="https://github.com/pytorch/pytorch/pull/147533",
+    )
+    def register_fx_spec(self, node: NodeSpec) -> None:
+        """Register a flatten function with ``torch.fx._pytree`` that compares what torch itself does not there."""
+
+        def flatten_as(cache: Any, spec: Any) -> Children:
+            children, context = node.flatten(cache)
+            found = [len(child) for child in children]
+            expected = [child.num_children for child in spec.children_specs]
+            if context != spec.context or found != expected:
+                raise LayoutError(
+                    f"a {node.cls.__name__} does not have the structure that the program was exported with: expected "
+                    f"context {spec.context} with {expected} leaves in its groups, found {context} with {found}"
+                )
+            return children
+
+        fx_pytree.register_pytree_flatten_spec(node.cls, flatten_as)

@@ -1,0 +1,22 @@
+"""transformers < 4.57. Unnecessary from 4.57 on: delete this file when the matrix no longer names it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cachetree._gate import gate
+from cachetree._transformers import below_5_0
+
+__all__ = ["Adapter"]
+
+
+class Adapter(below_5_0.Adapter):
+    """What is in a cache and how it is rebuilt."""
+
+    @gate(
+        because="a layer has no flag that says whether it is initialized: only an initialized one has a device",
+        upstream="https://github.com/huggingface/transformers/blob/v4.56.2/src/transformers/cache_utils.py",
+    )
+    def is_filled(self, layer: Any) -> bool:
+        """Tell whether a layer holds tensors, also where the tensors are replaced by None."""
+        return layer.keys is not None or "device" in vars(layer)
