@@ -82,25 +82,28 @@ class LayeredCache:
         groups = list(children)
         entries = _layout.entries_of(context)
         if entries is None:
-            entries = [LayerEntry(FULL, filled=True)] * len(groups[0] if groups else ())
+            entries = [LayerEntry(FULL, filled=True)] * (len(groups[0]) if groups else 0)
         names = _groups_of(entries)
         if len(groups) != len(names):
             raise LayoutError(f"expected the {len(names)} groups of leaves {list(names)}, but found {len(groups)}")
-        sources = {name: iter(group) for name, group in zip(names, groups, strict=True)}
-        layers = [self._layer(entry, sources) for entry in entries]
-        for name, group in zip(names, groups, strict=True):
-            wanted = sum(leaf.group == name for entry in entries if entry.filled for leaf in entry.kind.leaves)
+        used = [0] * len(names)
+        layers = []
+        for entry in entries:
+            layer = self.make(self.full_layer)
+            layers.append(layer)
+            if entry.filled:
+                leaves = []
+                for leaf in entry.kind.leaves:
+                    at = names.index(leaf.group)
+                    leaves.append(groups[at][used[at]] if used[at] < len(groups[at]) else None)
+                    used[at] += 1
+                self.adapter.fill(layer, *leaves)
+            else:
+                self.adapter.clear(layer)
+        for name, group, wanted in zip(names, groups, used):  # noqa: B905  (Dynamo of torch 2.5 knows no strict=)
             if len(group) != wanted:
                 raise LayoutError(f"expected {wanted} leaves in the group {name!r}, but found {len(group)}")
         return self.adapter.cache_with(self.cls, layers)
-
-    def _layer(self, entry: LayerEntry, sources: dict[str, Any]) -> Any:
-        layer = self.make(self.full_layer)
-        if entry.filled:
-            self.adapter.fill(layer, *(next(sources[leaf.group], None) for leaf in entry.kind.leaves))
-        else:
-            self.adapter.clear(layer)
-        return layer
 
     def child_names(self, context: object) -> tuple[str, ...]:
         """Name the groups of a cache with this context."""
@@ -118,8 +121,12 @@ class LayeredCache:
 
 
 def _groups_of(entries: list[LayerEntry]) -> tuple[str, ...]:
-    further = (leaf.group for entry in entries for leaf in entry.kind.leaves)
-    return tuple(dict.fromkeys((*_layout.GROUPS, *further)))
+    names = list(_layout.GROUPS)
+    for entry in entries:  # plain loops: the Dynamo of torch 2.5 and 2.6 traces this, and knows no generators
+        for leaf in entry.kind.leaves:
+            if leaf.group not in names:
+                names.append(leaf.group)
+    return tuple(names)
 
 
 def _refusal(index: int, layer: object, reason: str, kinds: dict[type, Any]) -> str:

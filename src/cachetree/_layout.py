@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 from typing import NamedTuple, TypeAlias, TypeGuard
 
-from cachetree._kinds import KINDS, LayerKind
+from cachetree._kinds import FULL, KINDS, LayerKind
 from cachetree.errors import LayoutError
 
-__all__ = ["FORMAT", "GROUPS", "Context", "LayerEntry", "dump", "entries_of", "is_plain", "load", "make"]
+__all__ = ["FORMAT", "GROUPS", "Context", "LayerEntry", "dump", "entries_of", "load", "make"]
 
 FORMAT = 1
 
@@ -36,15 +36,12 @@ def make(entries: list[LayerEntry]) -> Context:
 
     A plain cache, whose layers are all full attention and filled, has one context for any number of layers.
     """
-    if all(entry.filled and entry.kind is KINDS["full"] for entry in entries):
-        return {"format": FORMAT}
-    layers = [{"kind": kind.name} if filled else {"kind": kind.name, "empty": True} for kind, filled in entries]
-    return {"format": FORMAT, "layers": layers}
-
-
-def is_plain(context: object) -> bool:
-    """Tell whether *context* is that of a plain cache, in our form or in one that transformers writes."""
-    return context == {"format": FORMAT} or (isinstance(context, list) and _upgraded(context) == {"format": FORMAT})
+    plain = True
+    layers = []
+    for kind, filled in entries:  # a loop: the Dynamo of torch 2.5 and 2.6 traces this, and knows no generators
+        plain = plain and filled and kind.name == FULL.name
+        layers.append({"kind": kind.name} if filled else {"kind": kind.name, "empty": True})
+    return {"format": FORMAT} if plain else {"format": FORMAT, "layers": layers}
 
 
 def entries_of(context: object) -> list[LayerEntry] | None:
@@ -63,15 +60,18 @@ def entries_of(context: object) -> list[LayerEntry] | None:
             f"this context has format {data['format']}, but this cachetree knows formats up to {FORMAT}: "
             "it was written by a newer release; upgrade cachetree"
         )
-    unknown = sorted(map(repr, data.keys() - {"format", "layers"}))
-    if unknown:
-        raise LayoutError(f"unknown key {unknown[0]} in a context of format {FORMAT}: expected 'format' and 'layers'")
+    for key in data:
+        if key not in ("format", "layers"):
+            raise LayoutError(f"unknown key {key!r} in a context of format {FORMAT}: expected 'format' and 'layers'")
     if "layers" not in data:
         return None
     layers = data["layers"]
     if not isinstance(layers, list):
         raise LayoutError(f"expected a list of layers in a context, but found {layers!r}")
-    return [_entry(index, layer) for index, layer in enumerate(layers)]
+    entries = []
+    for index, layer in enumerate(layers):
+        entries.append(_entry(index, layer))  # noqa: PERF401  (Dynamo traces this)
+    return entries
 
 
 def _entry(index: int, layer: object) -> LayerEntry:
@@ -83,9 +83,9 @@ def _entry(index: int, layer: object) -> LayerEntry:
             f"layer {index} of a context is of the unknown kind {layer['kind']!r}: expected one of {sorted(KINDS)}; "
             "a newer cachetree may know it"
         )
-    unknown = sorted(map(repr, layer.keys() - {"kind", "empty"}))
-    if unknown:
-        raise LayoutError(f"layer {index} of a context: unknown key {unknown[0]} for the kind {kind.name!r}")
+    for key in layer:
+        if key not in ("kind", "empty"):
+            raise LayoutError(f"layer {index} of a context: unknown key {key!r} for the kind {kind.name!r}")
     if layer.get("empty", True) is not True:
         raise LayoutError(f"layer {index} of a context: 'empty' is True or absent, but found {layer['empty']!r}")
     return LayerEntry(kind, "empty" not in layer)

@@ -31,7 +31,7 @@ class _Standing:
     node: NodeSpec
     before: Entry
     installed: Entry
-    handles: set[int] = field(default_factory=set)
+    handles: set[object] = field(default_factory=set)
 
 
 # Torch's registries are one per process, and so is this.
@@ -51,6 +51,7 @@ class Registration:
 
     def __init__(self, classes: tuple[type, ...]) -> None:
         self.classes = classes
+        self._key = object()
 
     def undo(self) -> None:
         """Put back exactly what was registered before; calling it again does nothing.
@@ -62,9 +63,9 @@ class Registration:
         with _LOCK:
             for cls in reversed(self.classes):
                 standing = _STANDING.get(cls)
-                if standing is None or id(self) not in standing.handles:
+                if standing is None or self._key not in standing.handles:
                     continue
-                standing.handles.discard(id(self))
+                standing.handles.discard(self._key)
                 if not standing.handles:
                     del _STANDING[cls]
                     adapter.restore(cls, standing.before, standing.installed)
@@ -121,19 +122,12 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
     with _LOCK:
         nodes = [node for node in nodes if not _is_left_to_owner(node, adapters, on_conflict)]
         handle = Registration(tuple(node.cls for node in nodes))
-        done: list[type] = []
         try:
             for node in nodes:
                 _hold(node, adapters, handle)
-                done.append(node.cls)
         except BaseException:
-            Registration.undo(_partial(handle, done))
+            handle.undo()
             raise
-    return handle
-
-
-def _partial(handle: Registration, done: list[type]) -> Registration:
-    handle.classes = tuple(done)
     return handle
 
 
@@ -142,11 +136,10 @@ def _hold(node: NodeSpec, adapters: Adapters, handle: Registration) -> None:
     standing = _STANDING.get(node.cls)
     if standing is None:
         before = adapters.torch.look_up(node.cls, node.name)
-        standing = _Standing(node, before, _install(node, adapters, before))
-        _STANDING[node.cls] = standing
+        standing = _STANDING[node.cls] = _Standing(node, before, _install(node, adapters, before))
     elif not _is_in_force(standing, adapters):
         standing.installed = _install(standing.node, adapters, adapters.torch.look_up(node.cls, node.name))
-    standing.handles.add(id(handle))
+    standing.handles.add(handle._key)
 
 
 def _install(node: NodeSpec, adapters: Adapters, before: Entry) -> Entry:

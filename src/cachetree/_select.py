@@ -54,7 +54,7 @@ def name_of_torch_adapter(version: str) -> str:
             f"cachetree supports torch {dotted(window.TORCH_FLOOR)} and later (tested up to "
             f"{dotted(window.TORCH_NEWEST)}), but torch {version} is installed. Install a newer torch."
         )
-    return _lowest_bound_above(minor, window.TORCH_ADAPTERS)
+    return window.TORCH_ONLY.get(minor) or _lowest_bound_above(minor, window.TORCH_ADAPTERS)
 
 
 def name_of_transformers_adapter(version: str) -> str:

@@ -17,6 +17,8 @@ __all__ = ["Adapter"]
 class Adapter(below_2_10.Adapter):
     """How torch is told of a node."""
 
+    needs_fx_spec = True
+
     @gate(
         because="Dynamo cannot trace object.__new__, so an unflatten inside a compiled function breaks the graph",
         upstream="https://github.com/pytorch/pytorch/issues/119203",

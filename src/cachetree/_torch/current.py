@@ -55,6 +55,10 @@ class Entry:
 class Adapter:
     """How torch is told of a node."""
 
+    # Whether calling an exported module needs a flatten function in torch.fx._pytree. Where it does not, one only
+    # hides torch's own comparison of what a program expects with what it is given.
+    needs_fx_spec = False
+
     def make(self, cls: type) -> Any:
         """Make an instance of a layer class without running its constructor."""
         return cls.__new__(cls)
@@ -138,6 +142,22 @@ class Adapter:
                 pending[:] = [entry for entry in pending if entry[0][0] is not cls]
             elif held.cxx is not None:
                 _optree_remove(cls)
+
+    def example_tensors(self, count: int) -> list[torch.Tensor]:
+        """Make small keys or values: (batch, heads, length, head size)."""
+        return [torch.full((2, 1, 3, 2), float(index)) for index in range(count)]
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        """Flatten with whatever is registered at the moment: the leaves and the spec."""
+        return pytree.tree_flatten(tree)
+
+    def unflatten(self, leaves: list[Any], spec: Any) -> Any:
+        """Rebuild with whatever is registered at the moment."""
+        return pytree.tree_unflatten(leaves, spec)
+
+    def flatten_as_exported(self, tree: Any, spec: Any) -> list[Any]:
+        """Flatten as the code of an exported module does."""
+        return list(fx_pytree.tree_flatten_spec(tree, spec))
 
     def _flatten_with_keys(self, node: NodeSpec) -> Any:
         """Derive the keyed flatten from the plain one, so that the two cannot disagree."""

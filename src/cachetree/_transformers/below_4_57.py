@@ -14,9 +14,16 @@ class Adapter(below_5_0.Adapter):
     """What is in a cache and how it is rebuilt."""
 
     @gate(
-        because="a layer has no flag that says whether it is initialized: only an initialized one has a device",
+        because="a layer that holds tensors is known by its having a device: there is no flag for it",
         upstream="https://github.com/huggingface/transformers/blob/v4.56.2/src/transformers/cache_utils.py",
     )
     def is_filled(self, layer: Any) -> bool:
         """Tell whether a layer holds tensors, also where the tensors are replaced by None."""
-        return layer.keys is not None or "device" in vars(layer)
+        return layer.keys is not None or hasattr(layer, "device")
+
+    @gate(
+        because="a layer has no flag that says whether it holds tensors, so a rebuilt one must not have it either",
+        upstream="https://github.com/huggingface/transformers/blob/v4.56.2/src/transformers/cache_utils.py",
+    )
+    def mark(self, layer: Any, *, filled: bool) -> None:
+        """Set no flag."""

@@ -29,6 +29,11 @@ class Adapter:
         """List the cache classes that `register` covers without being asked for a particular one."""
         return (DynamicCache,)
 
+    def all_cache_classes(self) -> tuple[type, ...]:
+        """List the cache classes that ``transformers.cache_utils`` defines, each under its own name."""
+        found = (value for name, value in vars(cache_utils).items() if getattr(value, "__name__", None) == name)
+        return tuple(cls for cls in found if isinstance(cls, type) and issubclass(cls, Cache) and cls is not Cache)
+
     def covers(self, cls: type) -> bool:
         """Tell whether *cls* is a cache class that is kept as a list of layers of known kinds."""
         return issubclass(cls, DynamicCache)
@@ -49,7 +54,7 @@ class Adapter:
         """Put leaves into a new layer, as its own lazy initialization would have."""
         layer.keys = keys
         layer.values = values
-        layer.is_initialized = True
+        self.mark(layer, filled=True)
         # A leaf need not be a tensor: torch and its backends unflatten ints, strings and placeholders too.
         layer.device = getattr(keys, "device", None)
 
@@ -57,7 +62,11 @@ class Adapter:
         """Make a new layer one that holds nothing yet."""
         layer.keys = None
         layer.values = None
-        layer.is_initialized = False
+        self.mark(layer, filled=False)
+
+    def mark(self, layer: Any, *, filled: bool) -> None:
+        """Set the flag by which a layer itself knows whether it holds tensors yet."""
+        layer.is_initialized = filled
 
     def cache_with(self, cls: type, layers: list[Any]) -> Any:
         """Make a cache of class *cls* with these layers.

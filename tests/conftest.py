@@ -1,0 +1,33 @@
+"""What every test shares: the header with the versions, the proof of the environment, and a registration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+import cachetree
+
+
+def pytest_report_header() -> list[str]:
+    """Show what is tested."""
+    found = cachetree.environment()
+    adapters = f"{found.torch_adapter}, {found.transformers_adapter}"
+    return [f"torch {found.torch}, transformers {found.transformers} ({found.tier}); {adapters}"]
+
+
+def pytest_configure() -> None:
+    """Refuse to run on anything but what the session is named after."""
+    found = cachetree.environment()
+    for name, version in (("EXPECTED_TORCH", found.torch), ("EXPECTED_TRANSFORMERS", found.transformers)):
+        expected = os.environ.get(name)
+        if expected is not None and version.split(".")[:2] != expected.split("."):
+            raise pytest.UsageError(f"{name} is {expected}, but {version} is installed")
+
+
+@pytest.fixture
+def registered() -> Iterator[cachetree.Registration]:
+    """Register every cache class for the time of a test."""
+    with cachetree.register() as handle:
+        yield handle

@@ -1,0 +1,71 @@
+"""Caches to test with, and how to compare and run things."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import DynamicCache, LlamaConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+
+CONFIG = LlamaConfig(
+    num_hidden_layers=3, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=64
+)
+
+# What runs before the program of `run_python`: optree is not installed, installed, or already used by torch.
+OPTREE = {
+    "absent": "import sys; sys.modules['optree'] = None",
+    "pending": "",
+    "imported": "import torch.utils._cxx_pytree",
+}
+
+
+def filled(*layers: int, batch: int = 2, length: int = 3, config: LlamaConfig | None = None, **tensor: Any) -> Any:
+    """Build a DynamicCache in which just these layers hold tensors."""
+    cache = DynamicCache() if config is None else DynamicCache(config=config)
+    for layer in layers:
+        keys = torch.full((batch, 2, length, 8), float(layer), **tensor)
+        cache.update(keys, -keys, layer)
+    return cache
+
+
+CACHES: dict[str, Callable[..., Any]] = {
+    "no layers": lambda **how: filled(**how),
+    "filled": lambda **how: filled(0, 1, 2, **how),
+    "filled, from a config": lambda **how: filled(0, 1, 2, config=CONFIG, **how),
+    "all empty": lambda **how: filled(config=CONFIG, **how),
+    "first skipped": lambda **how: filled(1, 2, **how),
+    "middle skipped": lambda **how: filled(0, 2, **how),
+    "last empty": lambda **how: filled(0, 1, config=CONFIG, **how),
+}
+
+
+def state(cache: Any) -> list[tuple[type, dict[str, Any]]]:
+    """Give all that the layers of a cache hold, tensors by identity."""
+    return [
+        (type(layer), {k: id(v) if isinstance(v, torch.Tensor) else v for k, v in vars(layer).items()})
+        for layer in cache.layers
+    ]
+
+
+def run_python(program: str, *arguments: str, optree: str = "pending") -> Any:
+    """Run a program in a fresh interpreter with warnings as errors; give what it printed last, read as JSON."""
+    code = f"{OPTREE[optree]}\n{textwrap.dedent(program)}"
+    # Only warnings of ours count: those of a torch that is imported for the first time are not for us to judge.
+    command = [sys.executable, "-W", "error::UserWarning:cachetree", "-c", code, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=quiet_environment())
+    assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def quiet_environment() -> dict[str, str]:
+    """Give the environment of this process without what silences or adds warnings."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
