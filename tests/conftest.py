@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import cachetree
+from cachetree import _register, _select
 
 
 def pytest_report_header() -> list[str]:
@@ -31,3 +32,13 @@ def registered() -> Iterator[cachetree.Registration]:
     """Register every cache class for the time of a test."""
     with cachetree.register() as handle:
         yield handle
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_registered() -> Iterator[None]:
+    """Undo what a test leaves registered, as `cachetree.load` does on purpose."""
+    yield
+    with _register._LOCK:
+        for cls, standing in [*_register._STANDING.items()]:
+            _select.adapters().torch.restore(cls, standing.before, standing.installed)
+            del _register._STANDING[cls]

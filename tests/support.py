@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
@@ -20,10 +25,10 @@ CONFIG = LlamaConfig(
     num_hidden_layers=3, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=64
 )
 
-# What runs before the program of `run_python`: optree is not installed, installed, or already used by torch.
+# What runs before the program of `run_python`: optree is not there, is there, or is already used by torch.
 OPTREE = {
-    "absent": "import sys; sys.modules['optree'] = None",
-    "pending": "",
+    "absent": "import importlib.util; assert importlib.util.find_spec('optree') is None",
+    "pending": "import importlib.util; assert importlib.util.find_spec('optree') is not None",
     "imported": "import torch.utils._cxx_pytree",
 }
 
@@ -57,11 +62,14 @@ def state(cache: Any) -> list[tuple[type, dict[str, Any]]]:
 
 
 def run_python(program: str, *arguments: str, optree: str = "pending") -> Any:
-    """Run a program in a fresh interpreter with warnings as errors; give what it printed last, read as JSON."""
+    """Run a program in a fresh interpreter; give what it printed last, read as JSON."""
     code = f"{OPTREE[optree]}\n{textwrap.dedent(program)}"
-    # Only warnings of ours count: those of a torch that is imported for the first time are not for us to judge.
-    command = [sys.executable, "-W", "error::UserWarning:cachetree", "-c", code, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=quiet_environment())
+    environment = quiet_environment()
+    command = [sys.executable, "-c", code, *arguments]
+    if optree == "absent":
+        environment["PYTHONPATH"] = os.pathsep.join([site_packages_without_optree(), str(ROOT / "src"), str(ROOT)])
+        command.insert(1, "-S")  # without the site-packages of the environment, which has optree
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -69,3 +77,14 @@ def run_python(program: str, *arguments: str, optree: str = "pending") -> Any:
 def quiet_environment() -> dict[str, str]:
     """Give the environment of this process without what silences or adds warnings."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+
+
+@functools.cache
+def site_packages_without_optree() -> str:
+    """Make a folder of links to everything that is installed but optree."""
+    folder = Path(tempfile.mkdtemp(prefix="without-optree-"))
+    atexit.register(shutil.rmtree, folder)
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith("optree"):
+            (folder / entry.name).symlink_to(entry)
+    return str(folder)

@@ -134,20 +134,18 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
 def _hold(node: NodeSpec, adapters: Adapters, handle: Registration) -> None:
     """Have *handle* hold the registration of a class, and make that registration if it is not in force."""
     standing = _STANDING.get(node.cls)
-    if standing is None:
-        before = adapters.torch.look_up(node.cls, node.name)
-        standing = _STANDING[node.cls] = _Standing(node, before, _install(node, adapters, before))
-    elif not _is_in_force(standing, adapters):
-        standing.installed = _install(standing.node, adapters, adapters.torch.look_up(node.cls, node.name))
+    if standing is None or not _is_in_force(standing, adapters):
+        now = adapters.torch.look_up(node.cls, node.name)
+        try:
+            if standing is None:
+                standing = _Standing(node, now, adapters.torch.install(node))
+            else:
+                standing.installed = adapters.torch.install(standing.node)
+            _STANDING[node.cls] = standing
+        except BaseException:
+            adapters.torch.restore(node.cls, now, adapters.torch.look_up(node.cls, node.name))
+            raise
     standing.handles.add(handle._key)
-
-
-def _install(node: NodeSpec, adapters: Adapters, before: Entry) -> Entry:
-    try:
-        return adapters.torch.install(node)
-    except BaseException:
-        adapters.torch.restore(node.cls, before, adapters.torch.look_up(node.cls, node.name))
-        raise
 
 
 def _is_in_force(standing: _Standing, adapters: Adapters) -> bool:

@@ -1,0 +1,188 @@
+"""Export, and all that follows it, of models that take and return a DynamicCache."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.utils._pytree as pytree
+from transformers import DynamicCache
+
+import cachetree
+from cachetree import _check
+from cachetree._decode import cache_from, decode, difference, leaves_of
+from cachetree._models import tiny_model
+from tests.support import filled, run_python
+
+pytestmark = pytest.mark.usefixtures("registered")
+
+AUTO = torch.export.Dim.AUTO
+
+
+class Appends(torch.nn.Module):
+    """Appends one token to the layers that hold some, and returns a number and the cache."""
+
+    def forward(self, x: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Add *x*, (batch, heads, 1, head size)."""
+        total = x.sum()
+        for index, layer in enumerate(cache.layers):
+            if layer.keys is not None:
+                keys, values = cache.update(x * (index + 1), x, index)
+                total = total + (index + 1) * keys.sum() - values.sum()
+        return total, cache
+
+
+@pytest.mark.parametrize("layers", [(0, 1, 2), (1, 2), (0, 2)])
+def test_layers_keep_their_places_through_export(layers: tuple[int, ...], tmp_path: Path) -> None:
+    example = filled(*layers)
+    x = torch.ones(2, 2, 1, 8)
+    shapes = {"x": {0: AUTO}, "cache": cachetree.dynamic_shapes(example, batch=AUTO, length=AUTO)}
+    program = torch.export.export(Appends(), (x, example), dynamic_shapes=shapes, strict=False)
+    cachetree.save(program, tmp_path / "appends.pt2")
+    loaded = cachetree.load(tmp_path / "appends.pt2")
+    unflattened = torch.export.unflatten(program)
+    for call in (program.module(), program.run_decompositions().module(), loaded.module(), unflattened):
+        cache = filled(*layers, batch=5, length=7)
+        expected = filled(*layers, batch=5, length=7)
+        for _ in range(3):
+            x = torch.rand(5, 2, 1, 8)
+            found, cache = call(x, cache)
+            wanted, expected = Appends()(x, expected)
+            torch.testing.assert_close(found, wanted)
+            assert pytree.tree_structure(cache) == pytree.tree_structure(expected)
+            for mine, theirs in zip(pytree.tree_leaves(cache), pytree.tree_leaves(expected), strict=True):
+                assert torch.equal(mine, theirs)
+
+
+def test_exported_graph_holds_no_operation_of_taking_apart_and_rebuilding() -> None:
+    class Passes(torch.nn.Module):
+        def forward(self, cache: Any) -> Any:
+            return cache
+
+    program = torch.export.export(Passes(), (filled(0, 1),), strict=False)
+    assert [node.op for node in program.graph.nodes] == ["placeholder"] * 4 + ["output"]
+    names = [node.name for node in program.graph.nodes if node.op == "placeholder"]
+    assert names == ["cache_key_cache_0", "cache_key_cache_1", "cache_value_cache_0", "cache_value_cache_1"]
+
+
+def test_program_refuses_a_cache_of_another_structure() -> None:
+    program = torch.export.export(Appends(), (torch.ones(2, 2, 1, 8), filled(0, 1)), strict=False)
+    for other in (filled(0, 1, 2), filled(0), filled(1)):
+        with pytest.raises(ValueError, match="tree spec"):
+            program.module()(torch.ones(2, 2, 1, 8), other)
+
+
+def test_several_tokens_at_once_and_one_at_a_time() -> None:
+    """The number of new tokens is dynamic too: a prompt in chunks."""
+    model = tiny_model("llama")
+    argument = cachetree.cache_argument(model)
+    cache = cachetree.cache_of(model(input_ids=torch.ones(2, 4, dtype=torch.long), use_cache=True))
+    cache = cache_from([leaf.detach() for leaf in leaves_of(cache)])
+    shapes = {"input_ids": {0: AUTO, 1: AUTO}, argument: cachetree.dynamic_shapes(cache, batch=AUTO, length=AUTO)}
+    example = {"input_ids": torch.ones(2, 3, dtype=torch.long), argument: cache}
+    with torch.no_grad(), cachetree.exportable(model):
+        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
+    tokens = [torch.randint(64, (3, count)) for count in (5, 2, 3)]
+    start = [torch.rand(3, 2, 6, 8) for _ in range(6)]
+    expected = decode(model, argument, cache_from(start), tokens)
+    for call in (program.module(), program.run_decompositions().module()):
+        assert difference(expected, decode(call, argument, cache_from(start), tokens)) <= _check.TOLERANCE
+
+
+# Below torch 2.7: of the constant that a layer of transformers starts from.
+@pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node:UserWarning")
+def test_prefill_takes_an_empty_cache_and_returns_a_filled_one() -> None:
+    model = tiny_model("llama")
+    argument = cachetree.cache_argument(model)
+    example = {"input_ids": torch.ones(2, 4, dtype=torch.long), argument: DynamicCache()}
+    shapes = {"input_ids": {0: AUTO, 1: AUTO}, argument: cachetree.dynamic_shapes(DynamicCache())}
+    with torch.no_grad(), cachetree.exportable(model):
+        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
+    tokens = [torch.randint(64, (3, 6))]
+    expected = decode(model, argument, DynamicCache(), tokens)
+    found = decode(program.module(), argument, DynamicCache(), tokens)
+    assert difference(expected, found) <= _check.TOLERANCE
+    assert len(found.leaves) == 6
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_padded_batch_with_a_mask(attention: str) -> None:
+    model = tiny_model("llama", attn_implementation=attention)
+    argument = cachetree.cache_argument(model)
+    batch, past = 2, 5
+    cache = cache_from([torch.rand(batch, 2, past, 8) for _ in range(6)])
+    example = {"input_ids": torch.ones(batch, 3, dtype=torch.long), "attention_mask": mask(batch, past + 3), argument: cache}
+    shapes = {
+        "input_ids": {0: AUTO, 1: AUTO},
+        "attention_mask": {0: AUTO, 1: AUTO},
+        argument: cachetree.dynamic_shapes(cache, batch=AUTO, length=AUTO),
+    }
+    with torch.no_grad(), cachetree.exportable(model):
+        program = torch.export.export(model, (), example, dynamic_shapes=shapes, strict=False)
+    batch, past = 4, 9
+    start = [torch.rand(batch, 2, past, 8) for _ in range(6)]
+    ids, attended = torch.randint(64, (batch, 2)), mask(batch, past + 2)
+    with torch.no_grad():
+        found = program.module()(**{"input_ids": ids, "attention_mask": attended, argument: cache_from(start)})
+        wanted = model(**{"input_ids": ids, "attention_mask": attended, argument: cache_from(start)})
+        unmasked = model(**{"input_ids": ids, argument: cache_from(start)})
+    torch.testing.assert_close(found.logits, wanted.logits, atol=_check.TOLERANCE, rtol=0)
+    assert (found.logits - unmasked.logits).abs().max() > 100 * _check.TOLERANCE
+
+
+def mask(batch: int, length: int) -> torch.Tensor:
+    """Pad each sequence on the left, one more token each."""
+    return (torch.arange(length)[None, :] >= torch.arange(batch)[:, None]).long()
+
+
+def test_file_holds_no_pickled_cache(tmp_path: Path) -> None:
+    program = torch.export.export(Appends(), (torch.ones(2, 2, 1, 8), filled(0, 1)), strict=False)
+    cachetree.save(program, str(tmp_path / "appends.pt2"))
+    assert b"DynamicLayer" not in (tmp_path / "appends.pt2").read_bytes()
+    assert type(program.example_inputs[0][1]) is DynamicCache
+    with (tmp_path / "appends.pt2").open("rb") as file:
+        assert cachetree.load(file).module()(torch.ones(2, 2, 1, 8), filled(0, 1))
+
+
+def test_torch_save_and_torch_load_go_on_working(tmp_path: Path) -> None:
+    program = torch.export.export(Appends(), (torch.ones(2, 2, 1, 8), filled(0, 1)), strict=False)
+    torch.export.save(program, tmp_path / "appends.pt2")
+    result = run_python(
+        """
+        import json, sys, warnings
+        warnings.simplefilter("ignore")
+        import torch, cachetree
+        from tests.support import filled
+        cachetree.register()
+        total, cache = torch.export.load(sys.argv[1]).module()(torch.ones(2, 2, 1, 8), filled(0, 1))
+        print(json.dumps([total.item(), cache.get_seq_length()]))
+        """,
+        str(tmp_path / "appends.pt2"),
+    )
+    total, cache = Appends()(torch.ones(2, 2, 1, 8), filled(0, 1))
+    assert result == [total.item(), cache.get_seq_length()]
+
+
+def test_program_exported_under_transformers_own_registration_runs_under_ours(tmp_path: Path) -> None:
+    result = run_python(
+        """
+        import json, sys, warnings
+        warnings.simplefilter("ignore")
+        import torch
+        from transformers.integrations.executorch import register_dynamic_cache_export_support
+        from tests.support import filled
+        from tests.test_export import Appends, AUTO
+        register_dynamic_cache_export_support()
+        x, example = torch.ones(2, 2, 1, 8), filled(0, 1)
+        shapes = {"x": {0: AUTO}, "cache": [[{0: AUTO, 2: AUTO}] * 2] * 2}
+        torch.export.save(torch.export.export(Appends(), (x, example), dynamic_shapes=shapes, strict=False), sys.argv[1])
+        import cachetree
+        total, cache = cachetree.load(sys.argv[1]).module()(torch.ones(3, 2, 1, 8), filled(0, 1, batch=3, length=6))
+        print(json.dumps([total.item(), cache.get_seq_length()]))
+        """,
+        str(tmp_path / "theirs.pt2"),
+    )
+    total, cache = Appends()(torch.ones(3, 2, 1, 8), filled(0, 1, batch=3, length=6))
+    assert result == [total.item(), cache.get_seq_length()]
