@@ -13,12 +13,14 @@ torch.manual_seed(0)
 torch.set_grad_enabled(False)
 path = sys.argv[1] if len(sys.argv) > 1 else "decoder.pt2"
 config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
-model = LlamaForCausalLM(config).eval()
+model: torch.nn.Module = LlamaForCausalLM(config)
+model.train(mode=False)
 
 cachetree.register()
 argument = cachetree.cache_argument(model)  # "cache" in the newest transformers, else "past_key_values"
 cache = cachetree.cache_of(model(input_ids=torch.randint(64, (2, 5)), use_cache=True))
-dims = {"batch": torch.export.Dim.AUTO, "length": torch.export.Dim.AUTO}
+auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+dims = {"batch": auto, "length": auto}
 with cachetree.exportable(model):
     program = torch.export.export(
         model,

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 import cachetree
 from cachetree import _register, _select
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def pytest_report_header() -> list[str]:

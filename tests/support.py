@@ -12,17 +12,24 @@ import sys
 import sysconfig
 import tempfile
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import DynamicCache, LlamaConfig
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 ROOT = Path(__file__).resolve().parent.parent
 
 CONFIG = LlamaConfig(
-    num_hidden_layers=3, hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=64
+    num_hidden_layers=3,
+    hidden_size=32,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=64,
+    vocab_size=64,
 )
 
 # What runs before the program of `run_python`: optree is not there, is there, or is already used by torch.

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import pytest
@@ -21,6 +19,10 @@ from cachetree import _check, _gate, _register, _select
 from cachetree._decode import cache_from, decode, difference
 from cachetree._models import tiny_model
 from tests.support import CACHES, ROOT, filled, state
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 ADAPTERS = _select.adapters()
 ACTIVE = _gate.active_gates(type(ADAPTERS.torch), type(ADAPTERS.transformers))
@@ -42,7 +44,7 @@ def without(defined_in: type, method: str) -> Any:
 @contextmanager
 def using(adapters: Any) -> Iterator[None]:
     """Have the package use these adapters, from before it registers anything."""
-    with mock.patch.object(_select, "adapters", lambda: adapters), cachetree.register():
+    with mock.patch.object(_select, "adapters", return_value=adapters), cachetree.register():
         yield
 
 
@@ -129,7 +131,7 @@ def program_runs_in_a_fresh_process(folder: Path, gate: tuple[str, str] | None) 
 
 
 def test_contract_holds_with_all_gates(tmp_path: Path) -> None:
-    contract(_select.Adapters(*(type(adapter)() for adapter in ADAPTERS)), tmp_path, None)
+    contract(_select.Adapters(type(ADAPTERS.torch)(), type(ADAPTERS.transformers)()), tmp_path, None)
 
 
 @pytest.mark.parametrize(("method", "defined_in"), [(method, cls) for method, _, cls in ACTIVE])

@@ -69,7 +69,7 @@ def test_leaves_are_all_keys_and_then_all_values(name: str) -> None:
 @every_cache
 def test_neither_direction_runs_a_tensor_operation(name: str) -> None:
     cache = CACHES[name]()
-    with NoOperation():
+    with NoOperation():  # type: ignore[no-untyped-call]
         pytree.tree_unflatten(*pytree.tree_flatten(cache))
 
 
@@ -79,7 +79,15 @@ def other_leaves() -> dict[str, Any]:
     with fake:
         fake_tensor = torch.ones(2, 2)
     symbol = shapes.create_unbacked_symint()
-    return {"int": 7, "None": None, "str": "*", "object": object(), "FakeTensor": fake_tensor, "SymInt": symbol, "dict": {}}
+    return {
+        "int": 7,
+        "None": None,
+        "str": "*",
+        "object": object(),
+        "FakeTensor": fake_tensor,
+        "SymInt": symbol,
+        "dict": {},
+    }
 
 
 @every_cache

@@ -57,7 +57,7 @@ def test_unflatten_takes_the_raw_contexts_of_transformers(context: Any) -> None:
 @pytest.mark.parametrize("context", UPSTREAM)
 @pytest.mark.usefixtures("registered")
 def test_spec_dumped_under_transformers_own_registration_is_ours(context: Any) -> None:
-    leaf = {"type": None, "context": None, "children_spec": []}
+    leaf: dict[str, Any] = {"type": None, "context": None, "children_spec": []}
     group = {"type": "builtins.list", "context": "null", "children_spec": [leaf, leaf]}
     node = {
         "type": "transformers.cache_utils.DynamicCache",
@@ -75,8 +75,14 @@ REFUSED: dict[str, tuple[Any, str]] = {
         r"layer 1 .* unknown kind 'spiral': expected one of \['full'",
     ),
     "unknown key": ({"format": 1, "sizes": [3]}, r"unknown key 'sizes' .* expected 'format' and 'layers'"),
-    "unknown key of a layer": ({"format": 1, "layers": [{"kind": "full", "size": 3}]}, r"layer 0 .* unknown key 'size'"),
-    "empty is not True": ({"format": 1, "layers": [{"kind": "full", "empty": 0}]}, r"layer 0 .*'empty' is True or absent"),
+    "unknown key of a layer": (
+        {"format": 1, "layers": [{"kind": "full", "size": 3}]},
+        r"layer 0 .* unknown key 'size'",
+    ),
+    "empty is not True": (
+        {"format": 1, "layers": [{"kind": "full", "empty": 0}]},
+        r"layer 0 .*'empty' is True or absent",
+    ),
     "layers is no list": ({"format": 1, "layers": {"0": "full"}}, r"expected a list of layers .* found \{'0'"),
     "layer is no mapping": ({"format": 1, "layers": ["full"]}, r"layer 0 .* expected a mapping with a 'kind'.* 'full'"),
     "kind is no name": ({"format": 1, "layers": [{"kind": ["full"]}]}, r"layer 0 .* expected a mapping with a 'kind'"),

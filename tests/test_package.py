@@ -7,8 +7,7 @@ import importlib
 import json
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -16,6 +15,9 @@ import cachetree
 from cachetree import _select
 from cachetree import _support_window as window
 from tests.support import ROOT, quiet_environment, run_python
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 NAMES = [
     "AlreadyRegisteredError", "CachetreeError", "ClassStatus", "Environment", "GateInfo", "InvalidArgumentError",
@@ -44,7 +46,7 @@ def test_public_names_are_these_and_all_there() -> None:
     for name in NAMES:
         assert getattr(cachetree, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'unknown'"):
-        _ = cachetree.unknown  # type: ignore[attr-defined]
+        _ = cachetree.unknown
 
 
 def test_functions_stay_functions_whatever_submodule_is_imported() -> None:
@@ -88,14 +90,22 @@ def test_torch_adapters(version: str, adapter: str) -> None:
 
 @pytest.mark.parametrize(
     ("version", "adapter"),
-    [("4.56.2", "below_4_57"), ("4.57.0.dev0", "below_5_0"), ("5.0.0", "below_5_24"), ("5.24.0", "current"), ("6.1", "current")],
+    [
+        ("4.56.2", "below_4_57"),
+        ("4.57.0.dev0", "below_5_0"),
+        ("5.0.0", "below_5_24"),
+        ("5.24.0", "current"),
+        ("6.1", "current"),
+    ],
 )
 def test_transformers_adapters(version: str, adapter: str) -> None:
     assert _select.name_of_transformers_adapter(version) == adapter
 
 
 def test_versions_below_the_floor_are_refused() -> None:
-    with pytest.raises(cachetree.UnsupportedTorchError, match=r"torch 2\.5 and later .* but torch 2\.4\.1 is installed"):
+    with pytest.raises(
+        cachetree.UnsupportedTorchError, match=r"torch 2\.5 and later .* but torch 2\.4\.1 is installed"
+    ):
         _select.name_of_torch_adapter("2.4.1")
     with pytest.raises(cachetree.UnsupportedTransformersError, match=r"but transformers 4\.40\.0 is installed"):
         _select.name_of_transformers_adapter("4.40.0")

@@ -16,6 +16,8 @@ from cachetree import UnsupportedCacheError
 from cachetree._models import tiny_model
 from tests.support import CONFIG, filled
 
+OutputWithPast: Any = CausalLMOutputWithPast  # its field has another name in the newest release
+
 
 class Renamed(DynamicCache):
     """A subclass that only renames."""
@@ -61,8 +63,14 @@ WRONG: list[tuple[Any, str]] = [
     (DynamicCache, r"dynamic_shapes\(\) expected a cache, but found the class DynamicCache; pass an instance"),
     ([(1, 2)], r"dynamic_shapes\(\) expected a cache of transformers, such as a DynamicCache, but found a list"),
     (None, r"expected a cache of transformers, such as a DynamicCache, but found a NoneType"),
-    (Renamed(), r"Renamed is a subclass of DynamicCache, .* torch matches exact types: call cachetree\.register\(Renamed\)"),
-    (StaticCache(config=CONFIG, max_cache_len=8), r"expected cache classes .* but found transformers\.cache_utils\.StaticCache"),
+    (
+        Renamed(),
+        r"Renamed is a subclass of DynamicCache, .* torch matches exact types: call cachetree\.register\(Renamed\)",
+    ),
+    (
+        StaticCache(config=CONFIG, max_cache_len=8),
+        r"expected cache classes .* but found transformers\.cache_utils\.StaticCache",
+    ),
 ]
 
 
@@ -92,7 +100,9 @@ class OwnLayer(type(filled(0).layers[0])):  # type: ignore[misc]
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("how", [torch.utils._pytree.tree_flatten, cachetree.dynamic_shapes])
 def test_a_layer_that_cannot_be_carried_is_named(how: Any) -> None:
-    with pytest.raises(UnsupportedCacheError, match=r"layer 1 is a OwnLayer \(tests\.test_shapes_and_access\), .* DynamicLayer"):
+    with pytest.raises(
+        UnsupportedCacheError, match=r"layer 1 is a OwnLayer \(tests\.test_shapes_and_access\), .* DynamicLayer"
+    ):
         how(cache_with(OwnLayer()))
     static = StaticCache(config=CONFIG, max_cache_len=8).layers[0]
     with pytest.raises(UnsupportedCacheError, match=r"layer 1 is a StaticLayer"):
@@ -105,7 +115,9 @@ def test_a_quantized_layer_says_that_it_holds_packed_tensors() -> None:
 
     layer = object.__new__(cache_utils.QuantoQuantizedLayer)
     layer.is_initialized = True
-    with pytest.raises(UnsupportedCacheError, match=r"layer 1 is a QuantoQuantizedLayer .* packed tensors and cannot be"):
+    with pytest.raises(
+        UnsupportedCacheError, match=r"layer 1 is a QuantoQuantizedLayer .* packed tensors and cannot be"
+    ):
         torch.utils._pytree.tree_flatten(cache_with(layer))
     with pytest.raises(UnsupportedCacheError, match=r"but found transformers\.cache_utils\.QuantizedCache"):
         cachetree.register(QuantizedCache)
@@ -148,13 +160,15 @@ def test_cache_argument_is_what_forward_calls_it(name: str) -> None:
 @pytest.mark.parametrize("argument", ["cache", "past_key_values", "cache_params"])
 def test_cache_argument_knows_every_name(argument: str) -> None:
     namespace: dict[str, Any] = {}
-    exec(f"def forward(self, x, {argument}=None): ...", namespace)  # noqa: S102
+    exec(f"def forward(self, x, {argument}=None): ...", namespace)
     model = type("Model", (torch.nn.Module,), {"forward": namespace["forward"]})()
     assert cachetree.cache_argument(model) == argument
 
 
 def test_cache_argument_refuses_what_takes_none() -> None:
-    with pytest.raises(cachetree.InvalidArgumentError, match=r"Linear\.forward takes no cache: expected one of cache, .* found input"):
+    with pytest.raises(
+        cachetree.InvalidArgumentError, match=r"Linear\.forward takes no cache: expected one of cache, .* found input"
+    ):
         cachetree.cache_argument(torch.nn.Linear(1, 1))
     with pytest.raises(cachetree.InvalidArgumentError, match="expected a model"):
         cachetree.cache_argument(torch.nn.Linear)  # type: ignore[arg-type]
@@ -164,7 +178,7 @@ def test_cache_of_finds_the_cache_in_whatever_a_model_returns() -> None:
     cache, logits = filled(0), torch.ones(1)
     for outputs in (
         cache,
-        CausalLMOutputWithPast(logits=logits, past_key_values=cache),
+        OutputWithPast(logits=logits, past_key_values=cache),
         {"logits": logits, "cache": cache},
         OrderedDict(logits=logits, cache_params=cache),
         {"logits": logits, "memory": cache},
@@ -179,7 +193,10 @@ def test_cache_of_finds_the_cache_in_whatever_a_model_returns() -> None:
 @pytest.mark.parametrize(
     ("outputs", "message"),
     [
-        (BaseModelOutput(last_hidden_state=torch.ones(1)), r"no cache .* \{'last_hidden_state': 'Tensor'\}; .*use_cache=True"),
+        (
+            BaseModelOutput(last_hidden_state=torch.ones(1)),
+            r"no cache .* \{'last_hidden_state': 'Tensor'\}; .*use_cache=True",
+        ),
         (torch.ones(1), r"no cache .* but found Tensor"),
         ((torch.ones(1),), r"no cache"),
         ({"a": filled(0), "b": filled(0)}, r"several caches, in a, b, in the outputs"),

@@ -88,7 +88,9 @@ def adapter_serving(version: Minor, adapters: tuple[str, ...]) -> str:
         if kind == "only" and bound == version:
             return adapter
     below = [(bound, adapter) for adapter in adapters for kind, bound in [condition(adapter)] if kind == "below"]
-    return min(((bound, adapter) for bound, adapter in below if bound and version < bound), default=(None, "current"))[1]
+    return min(((bound, adapter) for bound, adapter in below if bound and version < bound), default=(None, "current"))[
+        1
+    ]
 
 
 def torch_adapters(matrix: Matrix) -> tuple[str, ...]:
@@ -102,7 +104,9 @@ def _inherited(matrix: Matrix) -> list[str]:
     for row in matrix.rows:
         name = row.adapter
         while (source := PACKAGE / "_torch" / f"{name}.py").exists():
-            bases = re.findall(r"^from cachetree\._torch import (\w+)$", source.read_text(encoding="utf-8"), re.MULTILINE)
+            bases = re.findall(
+                r"^from cachetree\._torch import (\w+)$", source.read_text(encoding="utf-8"), re.MULTILINE
+            )
             if not bases:
                 break
             name = bases[0]
@@ -121,7 +125,10 @@ def problems(matrix: Matrix) -> list[str]:
     for folder, names in (("_torch", named), ("_transformers", matrix.transformers_adapters)):
         files = {path.stem for path in (PACKAGE / folder).glob("*.py") if not path.stem.startswith("_")}
         found += [f"no row names the adapter {n!r}: delete src/cachetree/{folder}/{n}.py" for n in files - set(names)]
-        found += [f"the matrix names the adapter {n!r}, but src/cachetree/{folder}/{n}.py is missing" for n in set(names) - files]
+        found += [
+            f"the matrix names the adapter {n!r}, but src/cachetree/{folder}/{n}.py is missing"
+            for n in set(names) - files
+        ]
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     floors = {"torch": matrix.rows[0].torch, "transformers": matrix.transformers_floor}
     for name, floor in floors.items():
@@ -135,7 +142,9 @@ def problems(matrix: Matrix) -> list[str]:
 
 def support_window(matrix: Matrix) -> str:
     """Write ``_support_window.py``."""
-    torch_only = {bound: n for n in torch_adapters(matrix) for kind, bound in [condition(n)] if kind == "only" and bound}
+    torch_only = {
+        bound: n for n in torch_adapters(matrix) for kind, bound in [condition(n)] if kind == "only" and bound
+    }
     pairs = [(minor(row.torch), minor(t)) for row in matrix.rows for t in row.transformers]
     lines = [
         '"""Which releases are supported and which adapter serves them. Made by `nox -s sync`; do not edit."""',
@@ -204,9 +213,9 @@ def compatibility(matrix: Matrix) -> str:
         "",
         "Made by `nox -s sync` from `compat_matrix.toml` and the adapters; do not edit.",
         "",
-        f"torch {floor} and later, transformers {matrix.transformers_floor} and later. There is no upper bound: a release",
-        f"newer than the newest tested one (torch {newest}) is served by the newest adapter, and `cachetree.environment()`",
-        "says so. Tested pairs, each in an environment of its own:",
+        f"torch {floor} and later, transformers {matrix.transformers_floor} and later. There is no upper bound: a",
+        f"release newer than the newest tested one (torch {newest}) is served by the newest adapter that fits, and",
+        "`cachetree.environment()` says so. Tested pairs, each in an environment of its own:",
         "",
         table(matrix),
         "",

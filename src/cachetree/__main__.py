@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["main"]
@@ -13,7 +14,9 @@ __all__ = ["main"]
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command and give its exit code: 0 if all is well, 1 if not, 2 for wrong usage."""
-    parser = argparse.ArgumentParser(prog="cachetree", description="KV caches of transformers as pytree nodes of torch.")
+    parser = argparse.ArgumentParser(
+        prog="cachetree", description="KV caches of transformers as pytree nodes of torch."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     for name, text in (
         ("status", "say what is installed, what serves it, and who has registered which cache class"),
@@ -42,9 +45,7 @@ def _status(*, as_json: bool) -> int:
     for gate in found.gates:
         print(f"  {gate.name.removeprefix('cachetree.')}\n    {gate.because}\n    {gate.upstream}")
     print("\nCache classes:")
-    rows_of_text = [
-        (row.cls.__name__, row.owner or "-", "sound" if row.sound else row.reason or "") for row in classes
-    ]
+    rows_of_text = [(row.cls.__name__, row.owner or "-", "sound" if row.sound else row.reason or "") for row in classes]
     _print_table(("class", "registered by", "state"), rows_of_text)
     return 0
 
@@ -86,7 +87,7 @@ def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.1e}"
 
 
-def _print_table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def _print_table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head))]
     for row in [head, *rows]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

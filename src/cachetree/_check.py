@@ -5,17 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cachetree import _exportable, _register, access, files, shapes
 from cachetree._decode import Trace, cache_from, decode, difference, leaves_of
 from cachetree._models import MODELS, VOCABULARY, tiny_model
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["TOLERANCE", "Result", "check", "export_decode_step"]
 
@@ -75,7 +77,7 @@ def check(progress: Callable[[str], None]) -> list[Result]:
 def export_decode_step(model: Any) -> torch.export.ExportedProgram:
     """Export the step that takes one token per sequence, for any batch size and any number of tokens in the cache."""
     argument = access.cache_argument(model)
-    auto = torch.export.Dim.AUTO
+    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]  (a function to the type checker up to torch 2.7)
     cache, tokens = _prefill(model, *EXAMPLE)
     dims = {"input_ids": {0: auto}, argument: shapes.dynamic_shapes(cache, batch=auto, length=auto)}
     example = {"input_ids": tokens[0], argument: cache}
@@ -109,7 +111,12 @@ def _runs(
     for shape in SHAPES:
         cache, tokens = _prefill(model, *shape)
         start = [leaf.clone() for leaf in leaves_of(cache)]
-        yield start, tokens, decode(model, argument, cache, tokens), decode(exported, argument, cache_from(start), tokens)
+        yield (
+            start,
+            tokens,
+            decode(model, argument, cache, tokens),
+            decode(exported, argument, cache_from(start), tokens),
+        )
 
 
 def _prefill(model: Any, batch: int, length: int) -> tuple[Any, list[torch.Tensor]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 from cachetree import _select
 from cachetree.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["exportable"]
 

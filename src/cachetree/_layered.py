@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from cachetree import _layout
@@ -12,6 +11,8 @@ from cachetree._node import Children, NodeSpec
 from cachetree.errors import LayoutError, UnsupportedCacheError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cachetree._select import Adapters
 
 __all__ = ["LayeredCache"]
@@ -24,7 +25,7 @@ class LayeredCache:
         self.cls = cls
         self.make = adapters.torch.make
         self.adapter = adapters.transformers
-        self.full_layer = next(layer for layer, kind in self.adapter.kinds().items() if kind is FULL)
+        self.full_layer: type[Any] = next(layer for layer, kind in self.adapter.kinds().items() if kind is FULL)
 
     def spec(self) -> NodeSpec:
         """Give the node that torch is to know."""
@@ -47,8 +48,9 @@ class LayeredCache:
         keys: list[Any] = []
         values: list[Any] = []
         is_filled = self.adapter.is_filled
+        full_layer: Any = self.full_layer
         for layer in cache.layers:
-            if type(layer) is not self.full_layer or not is_filled(layer):
+            if type(layer) is not full_layer or not is_filled(layer):
                 return self._flatten_any(cache)
             keys.append(layer.keys)
             values.append(layer.values)

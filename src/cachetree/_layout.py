@@ -8,7 +8,7 @@ so that caches of any length have equal contexts.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple, TypeAlias, TypeGuard
+from typing import Any, NamedTuple, TypeAlias
 
 from cachetree._kinds import FULL, KINDS, LayerKind
 from cachetree.errors import LayoutError
@@ -37,7 +37,7 @@ def make(entries: list[LayerEntry]) -> Context:
     A plain cache, whose layers are all full attention and filled, has one context for any number of layers.
     """
     plain = True
-    layers = []
+    layers: list[dict[str, object]] = []
     for kind, filled in entries:  # a loop: the Dynamo of torch 2.5 and 2.6 traces this, and knows no generators
         plain = plain and filled and kind.name == FULL.name
         layers.append({"kind": kind.name} if filled else {"kind": kind.name, "empty": True})
@@ -70,7 +70,7 @@ def entries_of(context: object) -> list[LayerEntry] | None:
         raise LayoutError(f"expected a list of layers in a context, but found {layers!r}")
     entries = []
     for index, layer in enumerate(layers):
-        entries.append(_entry(index, layer))  # noqa: PERF401  (Dynamo traces this)
+        entries.append(_entry(index, layer))
     return entries
 
 
@@ -118,7 +118,7 @@ def _canonical(context: object) -> Context:
     return {"format": FORMAT} if entries is None else make(entries)
 
 
-def _upgraded(context: object) -> object:
+def _upgraded(context: Any) -> Any:
     """Map the two contexts that transformers writes onto ours; leave everything else as it is.
 
     ``integrations/executorch.py`` (and, up to 4.55, ``cache_utils.py``) writes the names of the two groups; from 5.16
@@ -137,7 +137,7 @@ def _upgraded(context: object) -> object:
     return context
 
 
-def _is_names_and_windows(context: object) -> TypeGuard[list[list[object]]]:
+def _is_names_and_windows(context: object) -> bool:
     return (
         isinstance(context, list)
         and len(context) == 2

@@ -46,9 +46,11 @@ def tiny_model(name: str, **changes: Any) -> Any:
         name: a key of `MODELS`.
         **changes: fields of the config to set otherwise.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    import transformers
 
-    config = AutoConfig.for_model(name, vocab_size=VOCABULARY, **{**_TOKENS, **MODELS[name], **changes})
+    upstream: Any = transformers
+
+    config = upstream.AutoConfig.for_model(name, vocab_size=VOCABULARY, **{**_TOKENS, **MODELS[name], **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config).eval()
+        return upstream.AutoModelForCausalLM.from_config(config).eval()

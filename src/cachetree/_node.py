@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from cachetree import _layout
-from cachetree._kinds import Leaf
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from cachetree import _layout
+    from cachetree._kinds import Leaf
 
 __all__ = ["Children", "NodeSpec"]
 

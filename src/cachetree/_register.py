@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import threading
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cachetree import _select
 from cachetree._layered import LayeredCache
-from cachetree._node import NodeSpec
 from cachetree.errors import AlreadyRegisteredError, InvalidArgumentError, UnsupportedCacheError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from typing_extensions import Self
 
+    from cachetree._node import NodeSpec
     from cachetree._select import Adapters
     from cachetree._torch.current import Entry
 
@@ -120,7 +121,7 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
     nodes = [node_for(cls) for cls in dict.fromkeys(classes or adapters.transformers.cache_classes())]
     adapters.torch.announce(stacklevel=2)
     with _LOCK:
-        nodes = [node for node in nodes if not _is_left_to_owner(node, adapters, on_conflict)]
+        nodes = [node for node in nodes if not _is_left_to_owner(node, on_conflict)]
         handle = Registration(tuple(node.cls for node in nodes))
         try:
             for node in nodes:
@@ -152,7 +153,7 @@ def _is_in_force(standing: _Standing, adapters: Adapters) -> bool:
     return adapters.torch.look_up(standing.node.cls).node is standing.installed.node
 
 
-def _is_left_to_owner(node: NodeSpec, adapters: Adapters, on_conflict: OnConflict) -> bool:
+def _is_left_to_owner(node: NodeSpec, on_conflict: OnConflict) -> bool:
     owner = owner_of(node.cls)
     if owner is None or on_conflict == "replace" or _is_ours_or_upstream(owner):
         return False

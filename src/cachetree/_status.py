@@ -125,17 +125,17 @@ def _status_of(cls: type, adapters: _select.Adapters) -> ClassStatus:
     if not adapters.transformers.covers(cls):
         reason = "cachetree does not carry this class, and cannot tell"
         return ClassStatus(cls, owner, None, entry.has_fx_spec, False, reason)
-    layout, reason = _probe(LayeredCache(cls, adapters), entry.has_fx_spec, adapters)
+    layout, reason = _probe(LayeredCache(cls, adapters), adapters, has_fx_spec=entry.has_fx_spec)
     return ClassStatus(cls, owner, layout, entry.has_fx_spec, reason is None, reason)
 
 
-def _probe(layered: LayeredCache, has_fx_spec: bool, adapters: _select.Adapters) -> tuple[str | None, str | None]:
+def _probe(layered: LayeredCache, adapters: _select.Adapters, *, has_fx_spec: bool) -> tuple[str | None, str | None]:
     """Give the layout of a filled cache and the first fault of what is registered for its class."""
     tensors = adapters.torch.example_tensors(4)
     plain = layered.unflatten([tensors[:2], tensors[2:]], {"format": _layout.FORMAT})
     holes: dict[str, Any] = {"format": _layout.FORMAT, "layers": [{"kind": "full", "empty": True}, {"kind": "full"}]}
     skipped = layered.unflatten([tensors[:1], tensors[1:2]], holes)
-    layout = None
+    layout: str | None = None
     try:
         leaves, spec = adapters.torch.flatten(plain)
         layout = json.dumps(spec.context, default=str)

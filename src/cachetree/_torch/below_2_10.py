@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from cachetree._gate import gate
 from cachetree._torch import current
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from cachetree._transformers.current import Adapter as TransformersAdapter
 
 __all__ = ["Adapter"]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cachetree._gate import gate
 from cachetree._torch import below_2_7
 from cachetree.errors import OldTorchWarning
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["Adapter"]
 
@@ -40,7 +42,7 @@ class Adapter(below_2_7.Adapter):
         self._announced = True
 
     @gate(
-        because="the tracer of non-strict export cannot build a slice of a ModuleList: AttrProxy.__init__() misses 'path'",
+        because="the tracer of non-strict export cannot slice a ModuleList: AttrProxy.__init__() misses 'path'",
         upstream="https://github.com/pytorch/pytorch/blob/v2.5.1/torch/fx/experimental/proxy_tensor.py",
     )
     def traceable_modules(self, model: torch.nn.Module) -> AbstractContextManager[None]:
@@ -66,9 +68,9 @@ def _slices_as_lists(model: torch.nn.Module) -> Iterator[None]:
 def _sliced(cls: type) -> type:
     """Derive a class whose slices hold the same modules in a list; its name stays, since exports record it."""
 
-    def __getitem__(self: Any, index: Any) -> Any:
+    def item(self: Any, index: Any) -> Any:
         if isinstance(index, slice):
             return list(self._modules.values())[index]
-        return cls.__getitem__(self, index)  # type: ignore[attr-defined]
+        return torch.nn.ModuleList.__getitem__(self, index)
 
-    return type(cls.__name__, (cls,), {"__getitem__": __getitem__, "__module__": cls.__module__})
+    return type(cls.__name__, (cls,), {"__getitem__": item, "__module__": cls.__module__})

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.fx._pytree as fx_pytree
 
 from cachetree._gate import gate
-from cachetree._node import Children, NodeSpec
 from cachetree._torch import below_2_10
 from cachetree.errors import LayoutError
+
+if TYPE_CHECKING:
+    from cachetree._node import Children, NodeSpec
 
 __all__ = ["Adapter"]
 
@@ -23,7 +25,7 @@ class Adapter(below_2_10.Adapter):
         because="Dynamo cannot trace object.__new__, so an unflatten inside a compiled function breaks the graph",
         upstream="https://github.com/pytorch/pytorch/issues/119203",
     )
-    def make(self, cls: type) -> Any:
+    def make(self, cls: type[Any]) -> Any:
         """Make an instance of a layer class through its constructor, which takes no data."""
         return cls()
 

@@ -12,9 +12,9 @@ import torch.fx._pytree as fx_pytree
 import torch.utils._pytree as pytree
 
 from cachetree import _layout
-from cachetree._node import NodeSpec
 
 if TYPE_CHECKING:
+    from cachetree._node import NodeSpec
     from cachetree._transformers.current import Adapter as TransformersAdapter
 
 __all__ = ["Adapter", "Entry"]
@@ -59,9 +59,9 @@ class Adapter:
     # hides torch's own comparison of what a program expects with what it is given.
     needs_fx_spec = False
 
-    def make(self, cls: type) -> Any:
+    def make(self, cls: type[Any]) -> Any:
         """Make an instance of a layer class without running its constructor."""
-        return cls.__new__(cls)
+        return object.__new__(cls)
 
     def announce(self, stacklevel: int) -> None:
         """Warn of what is known to differ on this torch; nothing is."""

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import masking_utils
+from transformers import masking_utils as current_masking_utils
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 __all__ = ["broadcast_masks"]
+
+# Typed as what it is in older releases: whatever they have.
+masking_utils: Any = current_masking_utils
 
 _LOCK = threading.Lock()
 _ENTERED = 0
@@ -66,7 +71,7 @@ def _bool_mask(
     mask_function: Callable[..., torch.Tensor] = masking_utils.causal_mask_function,
     attention_mask: torch.Tensor | None = None,
     local_size: int | None = None,
-    allow_is_causal_skip: bool = True,
+    allow_is_causal_skip: bool = True,  # noqa: FBT001, FBT002  (upstream's signature)
     **_: object,
 ) -> torch.Tensor | None:
     """Build the mask of ``sdpa``: (batch, 1, queries, keys), True where a query attends to a key.
@@ -87,15 +92,15 @@ def _bool_mask(
     head = torch.arange(1, device=device)[None, :, None, None]
     keys = (torch.arange(kv_length, device=device) + kv_offset)[None, None, None, :]
     mask = mask_function(batch, head, cache_position[None, None, :, None], keys)
-    return mask.expand(batch_size, 1, queries, kv_length)
+    expanded: torch.Tensor = mask.expand(batch_size, 1, queries, kv_length)
+    return expanded
 
 
 def _float_mask(*, dtype: torch.dtype = torch.float32, **arguments: Any) -> torch.Tensor:
     """Build the mask of ``eager``: zero where a query attends to a key, else the lowest number of *dtype*."""
     mask = _bool_mask(**{**arguments, "allow_is_causal_skip": False})
     assert mask is not None
-    attended = torch.tensor(0.0, device=mask.device, dtype=dtype)
-    return torch.where(mask, attended, torch.finfo(dtype).min)
+    return torch.where(mask, mask.new_zeros((), dtype=dtype), torch.finfo(dtype).min)
 
 
 _REPLACEMENTS = (

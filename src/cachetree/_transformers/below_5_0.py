@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 from cachetree._gate import gate
 from cachetree._transformers import below_5_24
 from cachetree._transformers._masks import broadcast_masks
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 __all__ = ["Adapter"]
 
