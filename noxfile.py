@@ -50,7 +50,7 @@ def add_tests(row: Row) -> None:
     def tests(session: nox.Session, transformers: str) -> None:
         install_pair(session, row, transformers, *group("test"))
         expected = {"EXPECTED_TORCH": row.torch, "EXPECTED_TRANSFORMERS": transformers}
-        session.run("pytest", *session.posargs, env=expected)
+        session.run("pytest", "-n", "auto", *session.posargs, env=expected)
 
     tests.__doc__ = f"Run the suite on torch {row.torch} with each transformers it is tested with."
     nox.session(name=f"tests-{row.torch}", python=row.python, tags=["tests", "ci"])(tests)

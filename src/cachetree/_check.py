@@ -77,7 +77,7 @@ def check(progress: Callable[[str], None]) -> list[Result]:
 def export_decode_step(model: Any) -> torch.export.ExportedProgram:
     """Export the step that takes one token per sequence, for any batch size and any number of tokens in the cache."""
     argument = access.cache_argument(model)
-    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]  (a function to the type checker up to torch 2.7)
+    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
     cache, tokens = _prefill(model, *EXAMPLE)
     dims = {"input_ids": {0: auto}, argument: shapes.dynamic_shapes(cache, batch=auto, length=auto)}
     example = {"input_ids": tokens[0], argument: cache}

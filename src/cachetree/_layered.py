@@ -13,7 +13,7 @@ from cachetree.errors import LayoutError, UnsupportedCacheError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cachetree._select import Adapters
+    from cachetree._transformers.current import Adapter
 
 __all__ = ["LayeredCache"]
 
@@ -21,10 +21,9 @@ __all__ = ["LayeredCache"]
 class LayeredCache:
     """Takes the caches of one class apart and rebuilds them."""
 
-    def __init__(self, cls: type, adapters: Adapters) -> None:
+    def __init__(self, cls: type, adapter: Adapter) -> None:
         self.cls = cls
-        self.make = adapters.torch.make
-        self.adapter = adapters.transformers
+        self.adapter = adapter
         self.full_layer: type[Any] = next(layer for layer, kind in self.adapter.kinds().items() if kind is FULL)
 
     def spec(self) -> NodeSpec:
@@ -91,7 +90,7 @@ class LayeredCache:
         used = [0] * len(names)
         layers = []
         for entry in entries:
-            layer = self.make(self.full_layer)
+            layer = object.__new__(self.full_layer)  # no constructor: it may want arguments, and costs more
             layers.append(layer)
             if entry.filled:
                 leaves = []

@@ -105,12 +105,12 @@ def load(data: object) -> Context:
     Raises:
         LayoutError: *data* is malformed, of a newer format, or names an unknown kind.
     """
-    if isinstance(data, str):
-        try:
-            data = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise LayoutError(f"expected the JSON text of a context, but found {data[:80]!r}") from error
-    return _canonical(data)
+    if not isinstance(data, str):
+        return _canonical(data)
+    try:
+        return _canonical(json.loads(data))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise LayoutError(f"expected the JSON text of a context, but found {data[:80]!r}") from error
 
 
 def _canonical(context: object) -> Context:

@@ -210,4 +210,4 @@ def node_for(cls: type) -> NodeSpec:
             f"register() expected cache classes that cachetree can make pytree nodes ({known} and subclasses of it), "
             f"but found {cls.__module__}.{cls.__qualname__}"
         )
-    return LayeredCache(cls, adapters).spec()
+    return LayeredCache(cls, adapters.transformers).spec()

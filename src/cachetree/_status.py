@@ -123,9 +123,9 @@ def _status_of(cls: type, adapters: _select.Adapters) -> ClassStatus:
     if owner is None:
         return ClassStatus(cls, None, None, entry.has_fx_spec, False, "not registered: torch.export refuses it")
     if not adapters.transformers.covers(cls):
-        reason = "cachetree does not carry this class, and cannot tell"
-        return ClassStatus(cls, owner, None, entry.has_fx_spec, False, reason)
-    layout, reason = _probe(LayeredCache(cls, adapters), adapters, has_fx_spec=entry.has_fx_spec)
+        unknown = "cachetree does not carry this class, and cannot tell"
+        return ClassStatus(cls, owner, None, entry.has_fx_spec, False, unknown)
+    layout, reason = _probe(LayeredCache(cls, adapters.transformers), adapters, has_fx_spec=entry.has_fx_spec)
     return ClassStatus(cls, owner, layout, entry.has_fx_spec, reason is None, reason)
 
 

@@ -22,14 +22,6 @@ class Adapter(below_2_10.Adapter):
     needs_fx_spec = True
 
     @gate(
-        because="Dynamo cannot trace object.__new__, so an unflatten inside a compiled function breaks the graph",
-        upstream="https://github.com/pytorch/pytorch/issues/119203",
-    )
-    def make(self, cls: type[Any]) -> Any:
-        """Make an instance of a layer class through its constructor, which takes no data."""
-        return cls()
-
-    @gate(
         because="calling an exported module looks a class up in torch.fx._pytree only",
         upstream="https://github.com/pytorch/pytorch/pull/147533",
     )

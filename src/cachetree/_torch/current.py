@@ -59,10 +59,6 @@ class Adapter:
     # hides torch's own comparison of what a program expects with what it is given.
     needs_fx_spec = False
 
-    def make(self, cls: type[Any]) -> Any:
-        """Make an instance of a layer class without running its constructor."""
-        return object.__new__(cls)
-
     def announce(self, stacklevel: int) -> None:
         """Warn of what is known to differ on this torch; nothing is."""
 
