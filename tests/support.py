@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import DynamicCache, LlamaConfig
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    Gemma2Config,
+    LlamaConfig,
+    MistralConfig,
+    StaticCache,
+    cache_utils,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +57,57 @@ def filled(*layers: int, batch: int = 2, length: int = 3, config: LlamaConfig | 
     return cache
 
 
+def updated(cache: Any, *layers: int, batch: int = 2, length: int = 3, heads: int = 2, **tensor: Any) -> Any:
+    """Fill these layers of a cache."""
+    for layer in layers:
+        keys = torch.full((batch, heads, length, 8), float(layer), **tensor)
+        # Below transformers 5.4 a static layer is told where the tokens belong.
+        positions = {"cache_position": torch.arange(length, device=keys.device)}
+        cache.update(keys, -keys, layer, positions)
+    return cache
+
+
+def with_layers(*names: str, **how: Any) -> Any:
+    """Build a DynamicCache of layers of these classes, all of which hold something."""
+    cache = DynamicCache()
+    arguments = {"Sliding": {"sliding_window": 4}, "Static": {"max_cache_len": 16}}
+    cache.layers = [
+        getattr(cache_utils, name)(**{k: v for part, how in arguments.items() if part in name for k, v in how.items()})
+        for name in names
+    ]
+    tensor = {name: value for name, value in how.items() if name in {"dtype", "device"}}
+    layers: list[Any] = cache.layers
+    for index, layer in enumerate(layers):
+        if hasattr(layer, "update_conv_state"):
+            layer.update_conv_state(torch.full((how.get("batch", 2), 4, 3), float(index), **tensor))
+            layer.update_recurrent_state(torch.full((how.get("batch", 2), 4, 5), float(index), **tensor))
+        if hasattr(layer, "keys") and type(layer).__name__ != "DummyLayer":
+            updated(cache, index, **how)
+    return cache
+
+
+def windowed(**more: Any) -> MistralConfig:
+    """Give a config of which every layer has a window."""
+    return MistralConfig(**{**_SIZES, "num_hidden_layers": 2, "sliding_window": 4, **more})
+
+
+_SIZES: dict[str, Any] = {
+    "num_hidden_layers": 3,
+    "hidden_size": 32,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "vocab_size": 64,
+}
+MIXED = Gemma2Config(**{**_SIZES, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 4})
+
+
+def static(config: Any) -> Any:
+    """Build a static cache for 16 tokens."""
+    return StaticCache(config=config, max_cache_len=16)
+
+
+# Of full attention, as far as anything is there yet.
 CACHES: dict[str, Callable[..., Any]] = {
     "no layers": lambda **how: filled(**how),
     "filled": lambda **how: filled(0, 1, 2, **how),
@@ -59,13 +118,63 @@ CACHES: dict[str, Callable[..., Any]] = {
     "last empty": lambda **how: filled(0, 1, config=CONFIG, **how),
 }
 
+# Of every other kind of layer and of cache. Those that the installed release does not have are not in it.
+KINDS: dict[str, Callable[..., Any]] = {
+    "sliding": lambda **how: updated(DynamicCache(config=windowed()), 0, 1, **how),
+    "sliding, past the window": lambda **how: updated(DynamicCache(config=windowed()), 0, 1, **{"length": 7, **how}),
+    "sliding, empty": lambda **_: DynamicCache(config=windowed()),
+    "sliding, one empty": lambda **how: updated(DynamicCache(config=windowed()), 1, **how),
+    "sliding beside full": lambda **how: updated(DynamicCache(config=MIXED), 0, 1, **{"length": 7, **how}),
+    "sliding beside full, out of step": lambda **how: updated(
+        updated(DynamicCache(config=MIXED), 0, 1, **how), 0, **how
+    ),
+    "static": lambda **how: updated(static(CONFIG), 0, 1, 2, **how),
+    "static, not initialized": lambda **_: static(CONFIG),
+    "static sliding": lambda **how: updated(static(windowed()), 0, 1, **how),
+    "static sliding beside static": lambda **how: updated(static(MIXED), 0, 1, **how),
+    "encoder-decoder": lambda **how: EncoderDecoderCache(filled(0, 1, **how), filled(0, 1, **how)),
+    "encoder-decoder, not updated": lambda **how: EncoderDecoderCache(filled(0, 1, **how), filled(config=CONFIG)),
+    "encoder-decoder, static": lambda **how: EncoderDecoderCache(
+        updated(static(CONFIG), 0, 1, 2, **how), filled(0, **how)
+    ),
+}
+if hasattr(cache_utils.DynamicSlidingWindowLayer, "activate_past_recording"):
 
-def state(cache: Any) -> list[tuple[type, dict[str, Any]]]:
-    """Give all that the layers of a cache hold, tensors by identity."""
+    def _recording(**how: Any) -> Any:
+        cache: Any = DynamicCache(config=windowed())
+        for layer in cache.layers:
+            layer.activate_past_recording()
+        return updated(cache, 0, 1, **{"length": 7, **how})
+
+    KINDS["sliding, recording its past"] = _recording
+for _names in (
+    ("LinearAttentionLayer", "DynamicLayer"),
+    ("LinearAttentionAndFullAttentionLayer",),
+    ("LinearAttentionAndSlidingWindowAttentionLayer", "LinearAttentionAndSlidingWindowAttentionLayer"),
+    ("LinearAttentionAndStaticFullAttentionLayer", "LinearAttentionLayer"),
+    ("LinearAttentionAndStaticSlidingWindowAttentionLayer",),
+    ("DummyLayer", "DynamicLayer"),
+):
+    if all(hasattr(cache_utils, _name) for _name in _names):
+        KINDS[" and ".join(_names)] = lambda _names=_names, **how: with_layers(*_names, **how)
+
+
+def state(cache: Any) -> Any:
+    """Give all that a cache and its layers hold, tensors by identity."""
+    if isinstance(cache, EncoderDecoderCache):
+        return [state(cache.self_attention_cache), state(cache.cross_attention_cache), cache.is_updated]
     return [
-        (type(layer), {k: id(v) if isinstance(v, torch.Tensor) else v for k, v in vars(layer).items()})
-        for layer in cache.layers
+        (type(layer), {name: _comparable(name, value) for name, value in vars(layer).items()}) for layer in cache.layers
     ]
+
+
+def _comparable(name: str, value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _comparable(name, one) for key, one in value.items()}
+    if name == "_sliding_window_tensor":
+        return value.item()  # a constant that nothing writes to; a rebuilt layer has one with the same number
+    # Whether a static layer with a window can be cropped follows from what it does not keep: a rebuilt one cannot.
+    return id(value) if isinstance(value, torch.Tensor) else None if name == "_is_croppable" else value
 
 
 def run_python(program: str, *arguments: str, optree: str = "pending") -> Any:

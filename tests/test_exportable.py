@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 from typing import Any
 
@@ -128,6 +130,22 @@ def test_masks_are_equal_with_and_without_vmap(name: str, attention: str, *, pad
         found = registry[attention](**arguments)
     assert found.dtype == expected.dtype
     assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif("traceable_modules" not in GATES, reason="this torch slices module lists itself")
+def test_overlapping_contexts_on_one_model_do_not_end_each_other() -> None:
+    model = torch.nn.Module()
+    model.layers = torch.nn.ModuleList(torch.nn.Linear(1, 1) for _ in range(3))
+    one, other = cachetree.exportable(model), cachetree.exportable(model)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert isinstance(model.layers[:2], list)
+    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert type(copied.layers) is torch.nn.ModuleList
+        assert len(copied.layers) == 3
+    other.__exit__(None, None, None)
+    assert type(model.layers) is torch.nn.ModuleList
 
 
 def test_somebody_elses_mask_function_stays() -> None:

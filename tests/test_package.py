@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import re
+import shutil
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -12,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import cachetree
-from cachetree import _select
+from cachetree import _select, _status
 from cachetree import _support_window as window
-from tests.support import ROOT, quiet_environment, run_python
+from tests.support import ROOT, filled, quiet_environment, run_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,7 +95,7 @@ def test_torch_adapters(version: str, adapter: str) -> None:
     [
         ("4.56.2", "below_4_57"),
         ("4.57.0.dev0", "below_5_0"),
-        ("5.0.0", "below_5_24"),
+        ("5.0.0", "below_5_4"),
         ("5.24.0", "current"),
         ("6.1", "current"),
     ],
@@ -136,6 +138,19 @@ def test_environment_describes_the_running_pair() -> None:
     assert all(gate.because and gate.upstream.startswith("https://") for gate in found.gates)
 
 
+@pytest.mark.parametrize(
+    ("torch", "transformers", "tier"),
+    [
+        (window.TORCH_NEWEST, window.TRANSFORMERS_NEWEST, "tested"),
+        ((window.TORCH_NEWEST[0], window.TORCH_NEWEST[1] + 1), window.TRANSFORMERS_NEWEST, "newer than tested"),
+        (window.TORCH_NEWEST, (window.TRANSFORMERS_NEWEST[0] + 1, 0), "newer than tested"),
+        (window.TORCH_NEWEST, (5, 1), "supported"),
+    ],
+)
+def test_tiers(torch: tuple[int, int], transformers: tuple[int, int], tier: str) -> None:
+    assert _status._tier(torch, transformers) == tier
+
+
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the command line."""
     full = [sys.executable, "-m", "cachetree", *arguments]
@@ -166,7 +181,7 @@ def test_status_knows_sound_from_unsound() -> None:
         """
         import json, warnings
         warnings.simplefilter("ignore")
-        import cachetree, torch, torch.utils._pytree as pytree
+        import cachetree
         from transformers.cache_utils import DynamicCache
         from transformers.integrations.executorch import register_dynamic_cache_export_support as upstream
         def row():
@@ -174,9 +189,11 @@ def test_status_knows_sound_from_unsound() -> None:
         rows = [row()]
         upstream()
         rows.append(row())
-        with cachetree.register():
+        class Mine(DynamicCache): pass
+        with cachetree.register(), cachetree.register(Mine):
             rows.append(row())
-            before = dict(pytree.SUPPORTED_NODES)
+            rows.append([[r.cls.__name__, r.reason] for r in cachetree.status() if r.owner and not r.sound])
+            rows.append([r.owner for r in cachetree.status() if r.cls is Mine])
         print(json.dumps(rows))
         """
     )
@@ -184,13 +201,14 @@ def test_status_knows_sound_from_unsound() -> None:
     assert rows[1][:2] == ["transformers.integrations.executorch", False]
     assert rows[1][2] == "a layer that holds nothing yet is lost, and the layers behind it change places"
     assert rows[2] == ["cachetree._layered", True, None]
+    assert rows[3:] == [[], ["cachetree._layered"]]
 
 
 def test_check_is_exact_on_this_pair() -> None:
     done = command("check", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
-    assert {row["model"] for row in found["results"]} >= {"llama", "mistral", "qwen2", "phi3", "gpt2", "opt"}
+    assert {row["model"] for row in found["results"]} >= {"llama", "gpt2", "mistral, window 4", "llama, static", "t5"}
     for row in found["results"]:
         assert row["exact"], row
         assert max(row["here"], row["elsewhere"]) <= found["tolerance"]
@@ -198,17 +216,17 @@ def test_check_is_exact_on_this_pair() -> None:
 
 
 def test_check_reports_what_is_not_exact(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from cachetree import __main__, _check
+    from cachetree import __main__, _check, _models
 
-    monkeypatch.setattr(_check, "MODELS", ("llama", "gpt2"))
+    monkeypatch.setattr(_check, "CASES", [case for case in _models.CASES if case.name in {"llama", "gpt2"}])
     honest = _check.export_decode_step
 
-    def dishonest(model: Any) -> Any:
+    def dishonest(case: Any, model: Any) -> Any:
         if model.config.model_type == "gpt2":
             raise RuntimeError("no export\nsecond line")
         other = copy.deepcopy(model)
         other.lm_head.weight.data.mul_(1.01)
-        return honest(other)
+        return honest(case, other)
 
     monkeypatch.setattr(_check, "export_decode_step", dishonest)
     assert __main__.main(["check", "--json"]) == 1
@@ -229,6 +247,39 @@ def test_matrix_and_generated_files_agree() -> None:
         [sys.executable, "tools/sync_matrix.py", "--check"], capture_output=True, text=True, check=False, cwd=ROOT
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_stale_generated_files_are_found(tmp_path: Path) -> None:
+    for name in ("compat_matrix.toml", "pyproject.toml", "README.md", "docs", "src", "tools"):
+        source, copied = ROOT / name, tmp_path / name
+        shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
+    window_file = tmp_path / "src" / "cachetree" / "_support_window.py"
+    window_file.write_text(window_file.read_text(encoding="utf-8").replace("(2, 5)", "(2, 4)"), encoding="utf-8")
+    (tmp_path / "src" / "cachetree" / "_torch" / "below_2_2.py").touch()
+    done = subprocess.run(
+        [sys.executable, "tools/sync_matrix.py", "--check"], capture_output=True, text=True, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert "src/cachetree/_support_window.py is stale: run `nox -s sync`" in done.stderr
+    assert "nothing in the matrix names the adapter 'below_2_2': name it, or delete" in done.stderr
+
+
+def test_readme_snippet_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from cachetree._models import tiny_model
+
+    monkeypatch.chdir(tmp_path)
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {
+        "model": tiny_model("llama"),
+        "prompt": torch.ones(2, 4, dtype=torch.long),
+        "token": torch.ones(2, 1).long(),
+    }
+    with torch.no_grad():
+        exec(snippet, names)
+        step: Any = names["step"]
+        assert step(**{"input_ids": torch.ones(3, 1).long(), str(names["argument"]): filled(0, 1, 2, batch=3)})
 
 
 def test_example_runs(tmp_path: Path) -> None:

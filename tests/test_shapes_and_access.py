@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import DynamicCache
 from transformers.cache_utils import QuantizedCache
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutputWithPast
 
 import cachetree
 from cachetree import UnsupportedCacheError
 from cachetree._models import tiny_model
-from tests.support import CONFIG, filled
+from tests.support import filled
 
 OutputWithPast: Any = CausalLMOutputWithPast  # its field has another name in the newest release
 
@@ -67,10 +67,6 @@ WRONG: list[tuple[Any, str]] = [
         Renamed(),
         r"Renamed is a subclass of DynamicCache, .* torch matches exact types: call cachetree\.register\(Renamed\)",
     ),
-    (
-        StaticCache(config=CONFIG, max_cache_len=8),
-        r"expected cache classes .* but found transformers\.cache_utils\.StaticCache",
-    ),
 ]
 
 
@@ -104,9 +100,6 @@ def test_a_layer_that_cannot_be_carried_is_named(how: Any) -> None:
         UnsupportedCacheError, match=r"layer 1 is a OwnLayer \(tests\.test_shapes_and_access\), .* DynamicLayer"
     ):
         how(cache_with(OwnLayer()))
-    static = StaticCache(config=CONFIG, max_cache_len=8).layers[0]
-    with pytest.raises(UnsupportedCacheError, match=r"layer 1 is a StaticLayer"):
-        how(cache_with(static))
 
 
 @pytest.mark.usefixtures("registered")
@@ -124,11 +117,21 @@ def test_a_quantized_layer_says_that_it_holds_packed_tensors() -> None:
 
 
 @pytest.mark.usefixtures("registered")
-def test_an_offloading_cache_is_refused() -> None:
+@pytest.mark.parametrize("how", [torch.utils._pytree.tree_flatten, cachetree.dynamic_shapes])
+def test_an_offloading_cache_is_refused(how: Any) -> None:
     cache = filled(0)
     cache.offloading = True
     with pytest.raises(UnsupportedCacheError, match="offloads its layers through a prefetch stream"):
-        torch.utils._pytree.tree_flatten(cache)
+        how(cache)
+
+
+@pytest.mark.usefixtures("registered")
+@pytest.mark.parametrize("how", [torch.utils._pytree.tree_flatten, cachetree.dynamic_shapes])
+def test_a_cache_with_further_attributes_is_refused(how: Any) -> None:
+    cache = filled(0)
+    cache.scales = [torch.ones(1)]
+    with pytest.raises(UnsupportedCacheError, match=r"a DynamicCache holds \['scales'\] besides its layers"):
+        how(cache)
 
 
 def test_a_subclass_that_only_renames_is_a_node_of_its_own() -> None:
@@ -182,12 +185,19 @@ def test_cache_of_finds_the_cache_in_whatever_a_model_returns() -> None:
         {"logits": logits, "cache": cache},
         OrderedDict(logits=logits, cache_params=cache),
         {"logits": logits, "memory": cache},
+        {"logits": logits, "past_key_values": None, "cache_params": cache},
         (logits, cache),
         [cache],
     ):
         assert cachetree.cache_of(outputs) is cache
     model = tiny_model("llama")
     assert type(cachetree.cache_of(model(input_ids=torch.ones(2, 3, dtype=torch.long)))) is DynamicCache
+
+
+def test_cache_of_takes_what_a_known_field_holds_whatever_its_class() -> None:
+    """The caches of state space models have no common base below transformers 5.5."""
+    states = object()
+    assert cachetree.cache_of({"logits": torch.ones(1), "cache_params": states}) is states
 
 
 @pytest.mark.parametrize(
@@ -199,6 +209,7 @@ def test_cache_of_finds_the_cache_in_whatever_a_model_returns() -> None:
         ),
         (torch.ones(1), r"no cache .* but found Tensor"),
         ((torch.ones(1),), r"no cache"),
+        ({"past_key_values": ((torch.ones(1),),)}, r"no cache"),
         ({"a": filled(0), "b": filled(0)}, r"several caches, in a, b, in the outputs"),
         (None, r"no cache .* NoneType"),
     ],

@@ -124,7 +124,7 @@ def problems(matrix: Matrix) -> list[str]:
             found.append(f"the row torch {row.torch} names the adapter {row.adapter!r}, but {fitting!r} serves it")
     for folder, names in (("_torch", named), ("_transformers", matrix.transformers_adapters)):
         files = {path.stem for path in (PACKAGE / folder).glob("*.py") if not path.stem.startswith("_")}
-        found += [f"no row names the adapter {n!r}: delete src/cachetree/{folder}/{n}.py" for n in files - set(names)]
+        found += [_unnamed(n, folder, matrix) for n in files - set(names)]
         found += [
             f"the matrix names the adapter {n!r}, but src/cachetree/{folder}/{n}.py is missing"
             for n in set(names) - files
@@ -138,6 +138,18 @@ def problems(matrix: Matrix) -> list[str]:
     if oldest < minor(matrix.transformers_floor):
         found.append(f"a row is tested with transformers {oldest}, below the floor {matrix.transformers_floor}")
     return sorted(found)
+
+
+def _unnamed(adapter: str, folder: str, matrix: Matrix) -> str:
+    """Say what to do about an adapter that the matrix does not name: name it where it would serve, or delete it."""
+    if folder == "_torch":
+        with_it = (*torch_adapters(matrix), adapter)
+        served = [row.torch for row in matrix.rows if adapter_serving(minor(row.torch), with_it) == adapter]
+        if served:
+            return f"no row names the adapter {adapter!r}, which would serve torch {', '.join(served)}: name it there"
+    return (
+        f"nothing in the matrix names the adapter {adapter!r}: name it, or delete src/cachetree/{folder}/{adapter}.py"
+    )
 
 
 def support_window(matrix: Matrix) -> str:

@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cachetree import _exportable, _register, access, files, shapes
-from cachetree._decode import Trace, cache_from, decode, difference, leaves_of
-from cachetree._models import MODELS, VOCABULARY, tiny_model
+from cachetree._decode import Saved, Trace, decode, difference, in_order, rebuilt, saved
+from cachetree._models import CASES, Case, prefilled, tiny_model
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
-__all__ = ["TOLERANCE", "Result", "check", "export_decode_step"]
+__all__ = ["TOLERANCE", "Result", "check", "export_decode_step", "run"]
 
 # The largest difference from eager, in float32, that counts as exact.
 TOLERANCE = 1e-4
 
 STEPS = 4
 
-# (batch, tokens in the cache) of the example, and of the runs that follow.
-EXAMPLE = (2, 4)
-SHAPES = ((2, 4), (3, 7), (5, 2))
+# (batch, tokens in the cache) of the example, and of the runs that follow. All past the windows of the models that
+# have one: where a window is full, a model takes another way through its code, and an export is of one way.
+EXAMPLE = (2, 5)
+SHAPES = ((2, 5), (3, 8), (5, 6))
 
 
 @dataclass(frozen=True)
@@ -68,76 +69,76 @@ def check(progress: Callable[[str], None]) -> list[Result]:
         progress: is told what is being done, a line at a time.
     """
     with _register.register(), TemporaryDirectory() as folder:
-        results = [_run_here(name, Path(folder), progress) for name in MODELS]
+        cases = [case for case in CASES if case.exists]
+        results = [_run_here(case, Path(folder), progress) for case in cases]
         progress("loading the programs in a fresh process")
-        _run_elsewhere(Path(folder))
-        return [_completed(result, Path(folder)) for result in results]
+        complaint = _run_elsewhere(Path(folder))
+        return [_completed(result, Path(folder), complaint) for result in results]
 
 
-def export_decode_step(model: Any) -> torch.export.ExportedProgram:
+def export_decode_step(case: Case, model: Any) -> torch.export.ExportedProgram:
     """Export the step that takes one token per sequence, for any batch size and any number of tokens in the cache."""
     argument = access.cache_argument(model)
     auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
-    cache, tokens = _prefill(model, *EXAMPLE)
-    dims = {"input_ids": {0: auto}, argument: shapes.dynamic_shapes(cache, batch=auto, length=auto)}
-    example = {"input_ids": tokens[0], argument: cache}
+    start = prefilled(case, model, *EXAMPLE, STEPS)
+    cache = rebuilt(saved(start.cache))
+    dims = {**start.shapes, argument: shapes.dynamic_shapes(cache, batch=auto, length=auto, cross_length=auto)}
+    example = {**start.steps[0], argument: cache}
     with torch.no_grad(), _exportable.exportable(model):
-        return torch.export.export(model, (), example, dynamic_shapes=dims, strict=False)
-
-
-def _run_here(name: str, folder: Path, progress: Callable[[str], None]) -> Result:
-    progress(f"exporting {name}")
-    started = time.perf_counter()
-    seconds, here, kind = 0.0, None, "DynamicCache"
-    try:
-        model = tiny_model(name)
-        program = export_decode_step(model)
-        seconds = time.perf_counter() - started
-        runs = list(_runs(model, program))
-        here = max(difference(expected, found) for _, _, expected, found in runs)
-        files.save(program, folder / f"{name}.pt2")
-        saved = [(start, tokens, tuple(expected)) for start, tokens, expected, _ in runs]
-        torch.save({"argument": access.cache_argument(model), "runs": saved}, folder / f"{name}.runs")
-    except Exception as error:  # noqa: BLE001  (whatever a model or torch raises becomes a row of the report)
-        return Result(name, kind, seconds, here, None, _one_line(error))
-    return Result(name, kind, seconds, here, None, None)
-
-
-def _runs(
-    model: Any, program: torch.export.ExportedProgram
-) -> Iterator[tuple[list[torch.Tensor], list[torch.Tensor], Trace, Trace]]:
-    argument = access.cache_argument(model)
-    exported = program.module()
-    for shape in SHAPES:
-        cache, tokens = _prefill(model, *shape)
-        start = [leaf.clone() for leaf in leaves_of(cache)]
-        yield (
-            start,
-            tokens,
-            decode(model, argument, cache, tokens),
-            decode(exported, argument, cache_from(start), tokens),
+        return torch.export.export(
+            model,
+            (),
+            in_order(example, model),
+            dynamic_shapes=in_order(dims, model),
+            strict=False,
         )
 
 
-def _prefill(model: Any, batch: int, length: int) -> tuple[Any, list[torch.Tensor]]:
-    """Give a cache that has seen (batch, length) tokens, and the tokens of the steps to come."""
-    generator = torch.Generator().manual_seed(batch * 1000 + length)
-    ids = torch.randint(VOCABULARY, (batch, length + STEPS), generator=generator)
-    with torch.no_grad():
-        cache = access.cache_of(model(input_ids=ids[:, :length], use_cache=True))
-    return cache, [ids[:, [at]] for at in range(length, length + STEPS)]
+def _run_here(case: Case, folder: Path, progress: Callable[[str], None]) -> Result:
+    progress(f"exporting {case.name}")
+    started = time.perf_counter()
+    seconds, here, kind = 0.0, None, "-"
+    try:
+        model = tiny_model(case.name)
+        kind = type(prefilled(case, model, *EXAMPLE, 0).cache).__name__
+        program = export_decode_step(case, model)
+        seconds = time.perf_counter() - started
+        argument = access.cache_argument(model)
+        runs = [run(case, model, program, *shape) for shape in SHAPES]
+        here = max(difference(expected, found) for _, _, expected, found in runs)
+        files.save(program, folder / f"{case.name}.pt2")
+        kept = [(tuple(cache), steps, tuple(expected)) for cache, steps, expected, _ in runs]
+        torch.save({"argument": argument, "runs": kept}, folder / f"{case.name}.runs")
+    except Exception as error:  # noqa: BLE001  (whatever a model or torch raises becomes a row of the report)
+        return Result(case.name, kind, seconds, here, None, _one_line(error))
+    return Result(case.name, kind, seconds, here, None, None)
 
 
-def _run_elsewhere(folder: Path) -> None:
-    subprocess.run([sys.executable, "-m", "cachetree._check", str(folder)], check=False, capture_output=True)
+def run(
+    case: Case, model: Any, program: torch.export.ExportedProgram, batch: int, length: int
+) -> tuple[Saved, list[dict[str, Any]], Trace, Trace]:
+    """Decode with a model and with a program of it: the cache at the start, the steps, and what both gave."""
+    argument = access.cache_argument(model)
+    start = prefilled(case, model, batch, length, STEPS)
+    cache = saved(start.cache)
+    steps = [in_order({**step, argument: None}, model) for step in start.steps]
+    expected = decode(model, argument, rebuilt(cache), steps)
+    return cache, steps, expected, decode(program.module(), argument, rebuilt(cache), steps)
 
 
-def _completed(result: Result, folder: Path) -> Result:
+def _run_elsewhere(folder: Path) -> str:
+    """Run the programs of *folder* in a fresh process; give the last line that it complained with."""
+    command = [sys.executable, "-m", "cachetree._check", str(folder)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    return f"exit {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1][:200]}"
+
+
+def _completed(result: Result, folder: Path, complaint: str) -> Result:
     if result.error is not None:
         return result
     found = folder / f"{result.model}.found"
     if not found.exists():
-        return Result(**{**vars(result), "error": "the fresh process gave no result"})
+        return Result(**{**vars(result), "error": f"the fresh process gave no result: {complaint}"})
     loaded = torch.load(found, weights_only=True)
     if isinstance(loaded, str):
         return Result(**{**vars(result), "error": f"in a fresh process: {loaded}"})
@@ -149,11 +150,13 @@ def _completed(result: Result, folder: Path) -> Result:
 def _replay(folder: Path) -> None:
     """Load every program of *folder* and run its steps: what the fresh process does."""
     for path in sorted(folder.glob("*.pt2")):
-        saved = torch.load(path.with_suffix(".runs"), weights_only=True)
+        kept = torch.load(path.with_suffix(".runs"), weights_only=True)
         found: Any
         try:
             call = files.load(path).module()
-            found = [tuple(decode(call, saved["argument"], cache_from(start), ids)) for start, ids, _ in saved["runs"]]
+            found = [
+                tuple(decode(call, kept["argument"], rebuilt(Saved(*cache)), steps)) for cache, steps, _ in kept["runs"]
+            ]
         except Exception as error:  # noqa: BLE001  (goes into the report of the parent)
             found = _one_line(error)
         torch.save(found, path.with_suffix(".found"))

@@ -42,12 +42,17 @@ def gate(*, because: str, upstream: str, pair: str | None = None) -> Callable[[F
 
 
 def gates_of(adapter: type) -> Iterator[tuple[str, Gate, type]]:
-    """Yield (method name, gate, class that defines it) for every gated method that *adapter* has."""
+    """Yield (method name, gate, class that defines it) for every gated method that *adapter* itself uses.
+
+    Where an older adapter overrides a gated method once more, that one counts.
+    """
+    seen: set[str] = set()
     for cls in adapter.__mro__:
         for name, member in vars(cls).items():
             found = getattr(member, _MARK, None)
-            if found is not None:
+            if found is not None and name not in seen:
                 yield name, found, cls
+            seen.add(name)
 
 
 def active_gates(torch_adapter: type, transformers_adapter: type) -> list[tuple[str, Gate, type]]:

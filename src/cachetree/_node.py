@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from cachetree import _layout
-    from cachetree._kinds import Leaf
 
 __all__ = ["Children", "NodeSpec"]
 
@@ -26,6 +25,8 @@ class NodeSpec:
         flatten: gives the children and the context of an instance.
         unflatten: the inverse; takes any objects as leaves and runs no tensor operation.
         child_names: the key of each child in key paths, from the context.
+        dump: gives the form of a context that goes into a file.
+        load: the inverse; reads also what transformers itself has written.
         leaves: the declarations of an instance's leaves, nested as its children are.
     """
 
@@ -34,4 +35,6 @@ class NodeSpec:
     flatten: Callable[[Any], tuple[Children, _layout.Context]]
     unflatten: Callable[[Iterable[Any], Any], Any]
     child_names: Callable[[_layout.Context], tuple[str, ...]]
-    leaves: Callable[[Any], list[list[Leaf]]]
+    dump: Callable[[Any], _layout.Context]
+    load: Callable[[Any], _layout.Context]
+    leaves: Callable[[Any], Any]

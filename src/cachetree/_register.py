@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cachetree import _select
 from cachetree._layered import LayeredCache
+from cachetree._pair import PairCache
 from cachetree.errors import AlreadyRegisteredError, InvalidArgumentError, UnsupportedCacheError
 
 if TYPE_CHECKING:
@@ -66,10 +67,10 @@ class Registration:
                 standing = _STANDING.get(cls)
                 if standing is None or self._key not in standing.handles:
                     continue
-                standing.handles.discard(self._key)
-                if not standing.handles:
-                    del _STANDING[cls]
+                if standing.handles == {self._key}:
                     adapter.restore(cls, standing.before, standing.installed)
+                    del _STANDING[cls]
+                standing.handles.discard(self._key)
 
     def __enter__(self) -> Self:
         return self
@@ -113,15 +114,22 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
         >>> with cachetree.register():  # doctest: +SKIP
         ...     program = torch.export.export(model, (), {"input_ids": ids, "past_key_values": cache}, strict=False)
     """
+    return register_at(classes, on_conflict, stacklevel=3)
+
+
+def register_at(classes: tuple[type, ...], on_conflict: OnConflict, stacklevel: int) -> Registration:
+    """Register as `register` does, for a caller so many frames up."""
     if on_conflict not in get_args(OnConflict):
         raise InvalidArgumentError(
             f"expected on_conflict to be one of {', '.join(map(repr, get_args(OnConflict)))}, but found {on_conflict!r}"
         )
     adapters = _select.adapters()
-    nodes = [node_for(cls) for cls in dict.fromkeys(classes or adapters.transformers.cache_classes())]
-    adapters.torch.announce(stacklevel=2)
+    by_class = {node.cls: node for node in map(node_for, classes or adapters.transformers.cache_classes())}
     with _LOCK:
-        nodes = [node for node in nodes if not _is_left_to_owner(node, on_conflict)]
+        nodes = [node for node in by_class.values() if not _is_left_to_owner(node, on_conflict)]
+        for node in nodes:
+            _require_own_name(node, adapters)
+        adapters.torch.announce(stacklevel)
         handle = Registration(tuple(node.cls for node in nodes))
         try:
             for node in nodes:
@@ -130,6 +138,15 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
             handle.undo()
             raise
     return handle
+
+
+def _require_own_name(node: NodeSpec, adapters: Adapters) -> None:
+    other = adapters.torch.owner_of_name(node.name)
+    if other is not None and other is not node.cls:
+        raise AlreadyRegisteredError(
+            f"another class is registered under the name {node.name!r}, which {node.cls!r} would have too: files could "
+            "not tell the two apart; rename one of them, or undo the other registration first"
+        )
 
 
 def _hold(node: NodeSpec, adapters: Adapters, handle: Registration) -> None:
@@ -141,7 +158,9 @@ def _hold(node: NodeSpec, adapters: Adapters, handle: Registration) -> None:
             if standing is None:
                 standing = _Standing(node, now, adapters.torch.install(node))
             else:
+                before = standing.before.with_changes(standing.installed, now)
                 standing.installed = adapters.torch.install(standing.node)
+                standing.before = before
             _STANDING[node.cls] = standing
         except BaseException:
             adapters.torch.restore(node.cls, now, adapters.torch.look_up(node.cls, node.name))
@@ -192,22 +211,26 @@ def standing_node(cls: type) -> NodeSpec | None:
         return standing.node if standing is not None and _is_in_force(standing, _select.adapters()) else None
 
 
-def node_for(cls: type) -> NodeSpec:
+def node_for(cls: Any) -> NodeSpec:
     """Build the node for a cache class.
 
     Raises:
         UnsupportedCacheError: *cls* is no class, no cache class, or one that cannot be a node.
     """
-    adapters = _select.adapters()
-    known = ", ".join(known.__name__ for known in adapters.transformers.cache_classes())
+    adapter = _select.adapters().transformers
     if not isinstance(cls, type):
+        hint = "pass classes, not a sequence of them: register(*classes)"
+        if adapter.is_cache(cls):
+            hint = f"pass its class: register({type(cls).__name__})"
+        elif not isinstance(cls, list | tuple | set | dict):
+            hint = "pass a cache class, such as register(DynamicCache)"
+        raise UnsupportedCacheError(f"register() expected classes, but found {cls!r}; {hint}")
+    if adapter.is_pair(cls):
+        return PairCache(cls, adapter, lambda cache: node_for(type(cache)).leaves(cache)).spec()
+    if not adapter.covers(cls):
+        known = ", ".join(known.__name__ for known in adapter.cache_classes())
         raise UnsupportedCacheError(
-            f"register() expected classes, but found an instance of {type(cls).__name__}; "
-            f"pass the class: register({type(cls).__name__})"
+            f"expected a cache class that cachetree can make a pytree node ({known}, and subclasses of them without "
+            f"further state), but found {cls.__module__}.{cls.__qualname__}"
         )
-    if not adapters.transformers.covers(cls):
-        raise UnsupportedCacheError(
-            f"register() expected cache classes that cachetree can make pytree nodes ({known} and subclasses of it), "
-            f"but found {cls.__module__}.{cls.__qualname__}"
-        )
-    return LayeredCache(cls, adapters.transformers).spec()
+    return LayeredCache(cls, adapter).spec()

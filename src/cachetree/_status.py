@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import platform
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -105,8 +104,9 @@ def _tier(torch: tuple[int, int], transformers: tuple[int, int]) -> Tier:
 
 
 def status() -> tuple[ClassStatus, ...]:
-    """Tell for each cache class of the installed transformers who has registered it, and whether that is sound.
+    """Tell for each cache class who has registered it, and whether that is sound.
 
+    The classes are those of the installed transformers, and every registered subclass of one of them.
     Registers nothing. Soundness is found by taking small caches apart and rebuilding them with whatever is registered.
 
     Raises:
@@ -114,7 +114,9 @@ def status() -> tuple[ClassStatus, ...]:
         UnsupportedTransformersError: the installed transformers is too old.
     """
     adapters = _select.adapters()
-    return tuple(_status_of(cls, adapters) for cls in adapters.transformers.all_cache_classes())
+    known = adapters.transformers.all_cache_classes()
+    further = [cls for cls in adapters.torch.registered_classes() if issubclass(cls, known) and cls not in known]
+    return tuple(_status_of(cls, adapters) for cls in (*known, *further))
 
 
 def _status_of(cls: type, adapters: _select.Adapters) -> ClassStatus:
@@ -122,6 +124,8 @@ def _status_of(cls: type, adapters: _select.Adapters) -> ClassStatus:
     owner = _register.owner_of(cls)
     if owner is None:
         return ClassStatus(cls, None, None, entry.has_fx_spec, False, "not registered: torch.export refuses it")
+    if _register.standing_node(cls) is not None and adapters.transformers.is_pair(cls):
+        return ClassStatus(cls, owner, str({"format": _layout.FORMAT}), entry.has_fx_spec, True, None)
     if not adapters.transformers.covers(cls):
         unknown = "cachetree does not carry this class, and cannot tell"
         return ClassStatus(cls, owner, None, entry.has_fx_spec, False, unknown)
@@ -138,7 +142,7 @@ def _probe(layered: LayeredCache, adapters: _select.Adapters, *, has_fx_spec: bo
     layout: str | None = None
     try:
         leaves, spec = adapters.torch.flatten(plain)
-        layout = json.dumps(spec.context, default=str)
+        layout = str(spec.context)
         if [id(leaf) for leaf in leaves] != [id(tensor) for tensor in tensors]:
             return layout, "the leaves of a filled cache are not its keys followed by its values"
         if adapters.torch.needs_fx_spec and not has_fx_spec:

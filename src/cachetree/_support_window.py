@@ -17,6 +17,11 @@ TRANSFORMERS_NEWEST = (5, 24)
 TRANSFORMERS_ADAPTERS: tuple[tuple[tuple[int, int] | None, str], ...] = (
     ((4, 57), "below_4_57"),
     ((5, 0), "below_5_0"),
+    ((5, 4), "below_5_4"),
+    ((5, 5), "below_5_5"),
+    ((5, 13), "below_5_13"),
+    ((5, 14), "below_5_14"),
+    ((5, 15), "below_5_15"),
     ((5, 24), "below_5_24"),
     (None, "current"),
 )

@@ -68,9 +68,10 @@ def cache_of(outputs: Any) -> Any:
     if is_cache(outputs):
         return outputs
     if isinstance(outputs, Mapping):
-        named = next((outputs[name] for name in _NAMES if is_cache(outputs.get(name))), None)
-        if named is not None:
-            return named
+        for name in _NAMES:
+            # Not every release has a common base for its caches: those of state space models were classes of their own.
+            if not isinstance(outputs.get(name), torch.Tensor | tuple | list | None):
+                return outputs[name]
         fields = {str(name): value for name, value in outputs.items()}
     elif isinstance(outputs, Iterable) and not isinstance(outputs, str | bytes | torch.Tensor):
         fields = {str(index): value for index, value in enumerate(outputs)}

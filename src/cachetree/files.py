@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from os import PathLike
-from pathlib import Path
-from typing import IO, Any, TypeAlias
+import copy
+from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from cachetree import _register, _select
 from cachetree.errors import InvalidArgumentError
 
+if TYPE_CHECKING:
+    from os import PathLike
+
 __all__ = ["load", "save"]
+
+# The registration that loading made, one for the process however often it loads.
+_HANDLES: list[_register.Registration] = []
 
 File: TypeAlias = "str | PathLike[str] | IO[bytes]"
 
@@ -31,19 +36,16 @@ def save(program: torch.export.ExportedProgram, file: File) -> None:
     """
     if not isinstance(program, torch.export.ExportedProgram):
         raise InvalidArgumentError(f"save() expected an ExportedProgram, but found a {type(program).__name__}")
-    bare: Any = program
-    examples = bare._example_inputs
+    bare: Any = copy.copy(program)
     bare._example_inputs = None
-    try:
-        torch.export.save(program, _opened(file))
-    finally:
-        bare._example_inputs = examples
+    torch.export.save(bare, file)
 
 
 def load(file: File) -> torch.export.ExportedProgram:
     """Load an exported program; in a fresh process this one call is enough.
 
-    Registers the cache classes for good, and imports what saved programs of transformers models refer to.
+    Registers the cache classes for good, unless it fails, and imports what saved programs of transformers models refer
+    to.
 
     Args:
         file: what `save` or `torch.export.save` wrote.
@@ -54,11 +56,15 @@ def load(file: File) -> torch.export.ExportedProgram:
         AlreadyRegisteredError: somebody else has registered a cache class.
     """
     adapters = _select.adapters()
-    _register.register()
-    adapters.transformers.prepare_to_load()
-    adapters.torch.prepare_to_load()
-    return torch.export.load(_opened(file))
-
-
-def _opened(file: File) -> Any:
-    return Path(file) if isinstance(file, str | PathLike) else file
+    handle = _register.register_at((), "error", stacklevel=3)
+    try:
+        adapters.transformers.prepare_to_load()
+        adapters.torch.prepare_to_load()
+        program = torch.export.load(file)
+    except BaseException:
+        handle.undo()
+        raise
+    for standing in _HANDLES:
+        standing.undo()
+    _HANDLES[:] = [handle]
+    return program

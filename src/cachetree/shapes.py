@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from cachetree import _register
+from cachetree import _register, _select
 from cachetree.access import require_cache
 from cachetree.errors import UnsupportedCacheError
 
 __all__ = ["dynamic_shapes"]
 
 
-def dynamic_shapes(cache: Any, *, batch: Any = None, length: Any = None) -> list[list[dict[int, Any]]]:
+def dynamic_shapes(cache: Any, *, batch: Any = None, length: Any = None, cross_length: Any = None) -> list[Any]:
     """Give the dynamic shapes of *cache*, in the nesting of its children, as `torch.export.export` wants them.
 
     torch specialises an axis whose size in the example is 0 or 1, whatever is said here: build the example with a
@@ -20,11 +20,15 @@ def dynamic_shapes(cache: Any, *, batch: Any = None, length: Any = None) -> list
     Args:
         cache: the example that is exported with, of a class that `register` has made a node.
         batch: what the batch axis is, a `torch.export.Dim` or ``Dim.AUTO``; None: as it is in the example.
-        length: the same for the number of tokens in the cache.
+        length: the same for the number of tokens in the cache: the length of keys and values that grow, and the count
+            that a cache with windows only carries. Static buffers, full windows and recurrent states have none.
+        cross_length: the same for the number of tokens of the encoder, of which the cross-attention of an
+            encoder-decoder cache keeps the keys and values; they do not grow.
 
     Returns:
         ``[[{0: batch, 2: length}, …], [{0: batch, 2: length}, …]]`` for the keys and the values, each with an entry
-        per filled layer.
+        per filled layer, and further lists where a cache has further groups; for an encoder-decoder cache a list of
+        this for each of its two caches.
 
     Raises:
         UnsupportedCacheError: *cache* is no cache, is not registered, or holds a layer that cannot be a node.
@@ -36,7 +40,17 @@ def dynamic_shapes(cache: Any, *, batch: Any = None, length: Any = None) -> list
     node = _register.standing_node(type(cache))
     if node is None:
         raise UnsupportedCacheError(_how_to_register(type(cache)))
-    return [[_axes({leaf.batch: batch, leaf.length: length}) for leaf in group] for group in node.leaves(cache)]
+    leaves = node.leaves(cache)
+    if _select.adapters().transformers.is_pair(type(cache)):
+        return [_nested(leaves[0], batch, length), _nested(leaves[1], batch, cross_length)]
+    shapes: list[Any] = _nested(leaves, batch, length)
+    return shapes
+
+
+def _nested(leaves: Any, batch: Any, length: Any) -> Any:
+    if isinstance(leaves, list):
+        return [_nested(one, batch, length) for one in leaves]
+    return _axes({leaves.batch: batch, leaves.length: length})
 
 
 def _axes(dims: dict[int | None, Any]) -> dict[int, Any]:
@@ -50,8 +64,13 @@ def _how_to_register(cls: type) -> str:
             f"{cls.__name__} is a subclass of {parent.__name__}, which is registered, but torch matches exact types: "
             f"call cachetree.register({cls.__name__}) as well"
         )
-    _register.node_for(cls)
+    owner = _register.owner_of(cls)
+    if owner is not None:
+        return (
+            f"{cls.__name__} is registered by {owner}, and only that knows the structure; "
+            "call cachetree.register(on_conflict='replace') to have ours"
+        )
     return (
         f"{cls.__name__} is not registered by cachetree, so torch would not export with this structure: "
-        f"call cachetree.register() first"
+        "call cachetree.register() first"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -52,25 +53,56 @@ class Adapter(below_2_7.Adapter):
 
 @contextmanager
 def _slices_as_lists(model: torch.nn.Module) -> Iterator[None]:
-    changed: list[tuple[torch.nn.ModuleList, type]] = []
+    entered: list[torch.nn.ModuleList] = []
     try:
         for module in model.modules():
-            # An own __getitem__ decides for itself what a slice is.
-            if isinstance(module, torch.nn.ModuleList) and type(module).__getitem__ is torch.nn.ModuleList.__getitem__:
-                changed.append((module, type(module)))
-                module.__class__ = _sliced(type(module))
+            # An own __getitem__ decides for itself what a slice is; ours is that of a context around this one.
+            own = type(module).__getitem__ if isinstance(module, torch.nn.ModuleList) else None
+            if isinstance(module, torch.nn.ModuleList) and (own is torch.nn.ModuleList.__getitem__ or own is _item):
+                _enter(module)
+                entered.append(module)
         yield
     finally:
-        for module, cls in changed:
+        for module in entered:
+            _exit(module)
+
+
+# Per module that is changed at present, by its id: its own class and the number of contexts that it is in.
+_ENTERED: dict[int, tuple[type, int]] = {}
+_LOCK = threading.Lock()
+
+
+def _enter(module: torch.nn.ModuleList) -> None:
+    with _LOCK:
+        cls, contexts = _ENTERED.get(id(module), (type(module), 0))
+        _ENTERED[id(module)] = cls, contexts + 1
+        if contexts == 0:
+            module.__class__ = _sliced(cls)
+
+
+def _exit(module: torch.nn.ModuleList) -> None:
+    with _LOCK:
+        cls, contexts = _ENTERED.pop(id(module))
+        if contexts > 1:
+            _ENTERED[id(module)] = cls, contexts - 1
+        else:
             module.__class__ = cls
+
+
+def _item(self: Any, index: Any) -> Any:
+    if isinstance(index, slice):
+        return list(self._modules.values())[index]
+    return torch.nn.ModuleList.__getitem__(self, index)
 
 
 def _sliced(cls: type) -> type:
     """Derive a class whose slices hold the same modules in a list; its name stays, since exports record it."""
 
-    def item(self: Any, index: Any) -> Any:
-        if isinstance(index, slice):
-            return list(self._modules.values())[index]
-        return torch.nn.ModuleList.__getitem__(self, index)
+    def reduced(self: Any, protocol: Any) -> Any:
+        """Have copies and pickles be of the class itself."""
+        made: Any = torch.nn.ModuleList.__reduce_ex__(self, protocol)
+        make, (_, *arguments), *state = made
+        return (make, (cls, *arguments), *state)
 
-    return type(cls.__name__, (cls,), {"__getitem__": item, "__module__": cls.__module__})
+    members = {"__getitem__": _item, "__reduce_ex__": reduced, "__module__": cls.__module__}
+    return type(cls.__name__, (cls,), members)

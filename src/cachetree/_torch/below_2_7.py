@@ -30,8 +30,9 @@ class Adapter(below_2_10.Adapter):
 
         def flatten_as(cache: Any, spec: Any) -> Children:
             children, context = node.flatten(cache)
-            found = [len(child) for child in children]
-            expected = [child.num_children for child in spec.children_specs]
+            # Children that are nodes of their own are compared when they are flattened in turn.
+            found = [len(child) if type(child) is list else None for child in children]
+            expected = [child.num_children if child.type is list else None for child in spec.children_specs]
             if context != spec.context or found != expected:
                 raise LayoutError(
                     f"a {node.cls.__name__} does not have the structure that the program was exported with: expected "

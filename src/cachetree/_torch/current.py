@@ -11,9 +11,8 @@ import torch
 import torch.fx._pytree as fx_pytree
 import torch.utils._pytree as pytree
 
-from cachetree import _layout
-
 if TYPE_CHECKING:
+    from cachetree import _layout
     from cachetree._node import NodeSpec
     from cachetree._transformers.current import Adapter as TransformersAdapter
 
@@ -39,6 +38,17 @@ class Entry:
     by_name: dict[str, object] = field(default_factory=dict)
     pending: list[tuple[int, Any]] = field(default_factory=list)
     cxx: Any = None
+
+    def with_changes(self, installed: Entry, now: Entry) -> Entry:
+        """Give what to put back if, since *installed*, others have changed what torch holds to *now*."""
+        changed = [
+            current if current is not ours and current is not _ABSENT else earlier
+            for earlier, ours, current in zip(self.by_class, installed.by_class, now.by_class, strict=True)
+        ]
+        names = {name: owner for name, owner in now.by_name.items() if owner is not installed.by_name.get(name)}
+        theirs = [item for item in now.pending if not any(item[1] is ours for _, ours in installed.pending)]
+        foreign_cxx = now.cxx if now.cxx is not None and now.cxx is not installed.cxx else self.cxx
+        return Entry(changed, {**self.by_name, **names}, theirs or self.pending, foreign_cxx)
 
     @property
     def node(self) -> Any:
@@ -74,19 +84,45 @@ class Adapter:
             cxx=_optree_entry(cls),
         )
 
+    def registered_classes(self) -> list[type]:
+        """List the classes that are pytree nodes."""
+        return [cls for cls in list(pytree.SUPPORTED_NODES) if isinstance(cls, type)]
+
+    def owner_of_name(self, name: str) -> type | None:
+        """Give the class that torch has under a serialized name, or None."""
+        found: type | None = pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.get(name)
+        return found
+
     def install(self, node: NodeSpec) -> Entry:
-        """Make *node* the registration of its class, in place of any other, and give what torch then holds."""
-        self._remove(node.cls, self.look_up(node.cls, node.name))
-        pytree.register_pytree_node(
-            node.cls,
-            node.flatten,
-            node.unflatten,
-            serialized_type_name=node.name,
-            to_dumpable_context=_layout.dump,
-            from_dumpable_context=_layout.load,
-            flatten_with_keys_fn=self._flatten_with_keys(node),
-        )
-        self.register_fx_spec(node)
+        """Make *node* the registration of its class, in place of any other, and give what torch then holds.
+
+        An existing definition is overwritten, never taken out first: what flattens in other threads meanwhile finds
+        one or the other.
+        """
+        held = self.look_up(node.cls, node.name)
+        functions = (node.flatten, node.unflatten)
+        words = {
+            "serialized_type_name": node.name,
+            "to_dumpable_context": node.dump,
+            "from_dumpable_context": node.load,
+        }
+        with pytree._NODE_REGISTRY_LOCK:
+            self._restore_cxx(node.cls, Entry(), held, held)
+            pytree.SUPPORTED_SERIALIZED_TYPES[node.cls] = pytree._SerializeNodeDef(
+                node.cls, node.name, node.dump, node.load
+            )
+            for name, owner in held.by_name.items():
+                if owner is node.cls:
+                    _write(pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE, name, _ABSENT)
+            pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE[node.name] = node.cls
+            pytree.SUPPORTED_NODES[node.cls] = pytree.NodeDef(node.cls, *functions, self._flatten_with_keys(node))
+            for module, table in _BY_CLASS[2:]:
+                _write(getattr(module, table, {}), node.cls, _ABSENT)
+            self.register_fx_spec(node)
+            if _cxx_is_imported():
+                _optree_add(node.cls, node.flatten, lambda context, leaves: node.unflatten(leaves, context))
+            elif pytree._cxx_pytree_exists:
+                _pending().append(((node.cls, *functions), words))
         _forget_loaded_specs()
         return self.look_up(node.cls, node.name)
 
@@ -117,7 +153,9 @@ class Adapter:
                 pending.insert(at, entry)
             return
         if now.cxx is not None:
-            if now.cxx.flatten_func is not installed.node.flatten_fn:
+            if installed.cxx is None and not _is_made_of(now.cxx, ours):
+                return
+            if installed.cxx is not None and now.cxx.flatten_func is not installed.cxx.flatten_func:
                 return
             _optree_remove(cls)
         if before.cxx is not None:
@@ -125,19 +163,6 @@ class Adapter:
         else:  # what was pending then is what torch would have registered when it imported optree since
             for _, ((_, flatten, unflatten), _) in before.pending:
                 _optree_add(cls, flatten, lambda context, leaves, back=unflatten: back(leaves, context))
-
-    def _remove(self, cls: type, held: Entry) -> None:
-        with pytree._NODE_REGISTRY_LOCK:
-            for module, table in _BY_CLASS:
-                _write(getattr(module, table, {}), cls, _ABSENT)
-            for name, owner in held.by_name.items():
-                if owner is cls:
-                    _write(pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE, name, _ABSENT)
-            if not _cxx_is_imported():
-                pending = _pending()
-                pending[:] = [entry for entry in pending if entry[0][0] is not cls]
-            elif held.cxx is not None:
-                _optree_remove(cls)
 
     def example_tensors(self, count: int) -> list[torch.Tensor]:
         """Make small keys or values: (batch, heads, length, head size)."""
@@ -150,6 +175,15 @@ class Adapter:
     def unflatten(self, leaves: list[Any], spec: Any) -> Any:
         """Rebuild with whatever is registered at the moment."""
         return pytree.tree_unflatten(leaves, spec)
+
+    def dumps(self, spec: Any) -> str:
+        """Write a spec as text."""
+        text: str = pytree.treespec_dumps(spec)
+        return text
+
+    def loads(self, text: str) -> Any:
+        """Read a spec."""
+        return pytree.treespec_loads(text)
 
     def flatten_as_exported(self, tree: Any, spec: Any) -> list[Any]:
         """Flatten as the code of an exported module does."""
@@ -214,7 +248,14 @@ def _optree_entry(cls: type) -> Any:
         return None
     import optree
 
-    return optree.register_pytree_node.get(cls, namespace="torch")
+    found = optree.register_pytree_node.get(cls, namespace="torch")
+    # optree falls back to what is registered for every namespace, which is not for torch to take out.
+    return found if found is not None and found.namespace == "torch" else None
+
+
+def _is_made_of(cxx: Any, pending: list[Any]) -> bool:
+    """Tell whether an entry of optree is one that was pending when torch imported optree."""
+    return any(cxx.flatten_func is flatten for (_, flatten, _), _ in pending)
 
 
 def _optree_remove(cls: type) -> None:

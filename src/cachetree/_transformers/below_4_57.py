@@ -27,3 +27,11 @@ class Adapter(below_5_0.Adapter):
     )
     def mark(self, layer: Any, *, filled: bool) -> None:
         """Set no flag."""
+
+    @gate(
+        because="static layers with a window are of two other classes, the second of which takes its prompt in chunks",
+        upstream="https://github.com/huggingface/transformers/blob/v4.56.2/src/transformers/cache_utils.py",
+    )
+    def static_sliding_layers(self) -> dict[str, str]:
+        """Name the classes of static layers with a window, and their kinds."""
+        return {"SlidingWindowLayer": "static_sliding", "ChunkedSlidingLayer": "static_chunked"}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from cachetree._gate import gate
 from cachetree._transformers import current
 
@@ -17,7 +15,14 @@ class Adapter(current.Adapter):
         because="a layer that holds tensors also tells their dtype, in an attribute that later releases do not have",
         upstream="https://github.com/huggingface/transformers/blob/v5.19.0/src/transformers/cache_utils.py",
     )
-    def fill(self, layer: Any, keys: Any, values: Any) -> None:
-        """Put leaves into a new layer, and their dtype beside them."""
-        super().fill(layer, keys, values)
-        layer.dtype = getattr(keys, "dtype", None)
+    def keeps_dtype(self) -> bool:
+        """Whether a layer that holds keys also keeps their dtype."""
+        return True
+
+    @gate(
+        because="a static layer with a window has no attribute that tells whether it can be cropped",
+        upstream="https://github.com/huggingface/transformers/blob/v5.19.0/src/transformers/cache_utils.py",
+    )
+    def keeps_croppable(self) -> bool:
+        """Whether a static sliding layer keeps whether it can be cropped."""
+        return False
