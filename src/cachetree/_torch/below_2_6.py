@@ -98,11 +98,11 @@ def _item(self: Any, index: Any) -> Any:
 def _sliced(cls: type) -> type:
     """Derive a class whose slices hold the same modules in a list; its name stays, since exports record it."""
 
-    def reduced(self: Any, protocol: Any) -> Any:
+    def of_own_class(self: Any, protocol: Any) -> Any:
         """Have copies and pickles be of the class itself."""
-        made: Any = torch.nn.ModuleList.__reduce_ex__(self, protocol)
-        make, (_, *arguments), *state = made
-        return (make, (cls, *arguments), *state)
+        reduced: Any = torch.nn.ModuleList.__reduce_ex__(self, protocol)
+        _, _, *state = reduced
+        return (object.__new__, (cls,), *state)
 
-    members = {"__getitem__": _item, "__reduce_ex__": reduced, "__module__": cls.__module__}
+    members = {"__getitem__": _item, "__reduce_ex__": of_own_class, "__module__": cls.__module__}
     return type(cls.__name__, (cls,), members)
