@@ -33,8 +33,8 @@ class Saved(NamedTuple):
 def saved(cache: Any) -> Saved:
     """Copy a registered cache into data.
 
-    The copies are contiguous: torch makes the strides of an example that is a view symbols of their own, and below 2.8
-    cannot load what was exported with it.
+    The copies are contiguous: torch makes the strides of an example that is a view symbols of their own, and torch 2.6
+    and 2.7 cannot load what was exported with it.
     """
     torch_adapter = _select.adapters().torch
     leaves, spec = torch_adapter.flatten(cache)

@@ -15,7 +15,8 @@ def dynamic_shapes(cache: Any, *, batch: Any = None, length: Any = None, cross_l
     """Give the dynamic shapes of *cache*, in the nesting of its children, as `torch.export.export` wants them.
 
     torch specialises an axis whose size in the example is 0 or 1, whatever is said here: build the example with a
-    batch of at least 2, and let it have seen at least 2 tokens.
+    batch of at least 2, and let it have seen at least 2 tokens. Make its tensors contiguous: torch 2.6 and 2.7 cannot
+    load a program that was exported from views, which are what a layer holds once its window is full.
 
     Args:
         cache: the example that is exported with, of a class that `register` has made a node.
