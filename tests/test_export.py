@@ -41,7 +41,7 @@ class Appends(torch.nn.Module):
 
 @a_constant_of_the_model
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.exists and case.kind != "full"])
-def test_decode_step_lowers_and_unflattens(name: str) -> None:
+def test_decode_step_lowers(name: str) -> None:
     """What `check` does not do: the program goes on to a backend."""
     case = next(case for case in CASES if case.name == name)
     model = tiny_model(name)
@@ -49,8 +49,8 @@ def test_decode_step_lowers_and_unflattens(name: str) -> None:
     _, _, expected, found = _check.run(case, model, program, 3, 8)
     assert difference(expected, found) <= _check.TOLERANCE
     counted_in_place = "cumulative_length" in vars(StaticCache(config=CONFIG, max_cache_len=8).layers[0])
-    if case.cache == "static" and counted_in_place and torch.__version__.startswith("2.6."):
-        # This torch alone cannot functionalize the counter that a static layer of transformers adds to in place.
+    if case.cache == "static" and counted_in_place and torch.__version__.startswith(("2.6.", "2.7.")):
+        # These two cannot functionalize the counter that a static layer of transformers 5.4 and later adds to in place.
         with pytest.raises(RuntimeError, match="cannot mutate tensors with frozen storage"):
             program.run_decompositions()
         return
