@@ -19,7 +19,7 @@ model.train(mode=False)
 cachetree.register()
 argument = cachetree.cache_argument(model)  # "cache" in the newest transformers, else "past_key_values"
 cache = cachetree.cache_of(model(input_ids=torch.randint(64, (2, 5)), use_cache=True))
-auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]  # torch 2.7 types Dim as a function
 dims = {"batch": auto, "length": auto}
 with cachetree.exportable(model):
     program = torch.export.export(

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 # Where a model itself makes a constant, tracing it warns on some releases of torch.
 a_constant_of_the_model = pytest.mark.filterwarnings("ignore:(?s).*get_attr:UserWarning")
 
-AUTO = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+AUTO = torch.export.Dim.AUTO  # type: ignore[attr-defined]  # torch 2.7 types Dim as a function
 
 
 class Appends(torch.nn.Module):

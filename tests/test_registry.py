@@ -406,6 +406,8 @@ for path in ("/nowhere.pt2", __import__("io").BytesIO(b"no archive")):
         cachetree.load(path)
     except Exception:
         assert tables() == at_first
+    else:
+        raise AssertionError(f"{{path}} loaded")
 print(json.dumps(True))
 """
     )

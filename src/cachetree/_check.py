@@ -79,7 +79,7 @@ def check(progress: Callable[[str], None]) -> list[Result]:
 def export_decode_step(case: Case, model: Any) -> torch.export.ExportedProgram:
     """Export the step that takes one token per sequence, for any batch size and any number of tokens in the cache."""
     argument = access.cache_argument(model)
-    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]  # torch 2.7 types Dim as a function
     start = prefilled(case, model, *EXAMPLE, STEPS)
     cache = rebuilt(saved(start.cache))
     dims = {**start.shapes, argument: shapes.dynamic_shapes(cache, batch=auto, length=auto, cross_length=auto)}

@@ -41,7 +41,6 @@ class LayeredCache:
         """Give the node that torch is to know."""
         return NodeSpec(
             cls=self.cls,
-            name=f"{self.cls.__module__}.{self.cls.__qualname__}",
             flatten=self.flatten,
             unflatten=self.unflatten,
             child_names=self.child_names,
@@ -87,7 +86,7 @@ class LayeredCache:
 
     def _entries(self, cache: Any) -> list[LayerEntry]:
         entries = []
-        is_told, length = self._length(cache)
+        is_told, length = self._length(cache.layers)
         counts: list[Any] = []
         for index, layer in enumerate(cache.layers):
             kind = self.kinds.get(type(layer))
@@ -111,9 +110,9 @@ class LayeredCache:
             entries.append(LayerEntry(kind, filled, facts, count))
         return entries
 
-    def _length(self, cache: Any) -> tuple[bool, Any]:
+    def _length(self, layers: list[Any]) -> tuple[bool, Any]:
         """Tell whether there is a layer whose keys have the number of tokens seen, and what the first such has."""
-        for layer in cache.layers:
+        for layer in layers:
             kind = self.kinds.get(type(layer))
             if kind is not None and kind.tells_length and self.adapter.is_filled(layer):
                 return True, self.adapter.length_of(layer.keys)
@@ -231,11 +230,7 @@ class LayeredCache:
     def _set_counts(
         self, layers: list[Any], entries: list[LayerEntry], names: tuple[str, ...], groups: list[Any], used: list[int]
     ) -> list[Any]:
-        length, is_told = None, False
-        for index, entry in enumerate(entries):
-            if entry.kind.tells_length and entry.filled:
-                length, is_told = self.adapter.length_of(layers[index].keys), True
-                break
+        is_told, length = self._length(layers)
         leaves = list(groups[names.index(COUNTS)]) if COUNTS in names else []
         for index, entry in enumerate(entries):
             if entry.kind.count is None:

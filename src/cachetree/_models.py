@@ -133,7 +133,7 @@ def prefilled(case: Case, model: Any, batch: int, length: int, steps: int) -> St
     """Have *model* see *length* random tokens in each of *batch* sequences, and pick those of the steps to come."""
     generator = torch.Generator().manual_seed(batch * 1000 + length)
     ids = torch.randint(3, VOCABULARY, (batch, length + steps), generator=generator)
-    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]
+    auto = torch.export.Dim.AUTO  # type: ignore[attr-defined]  # torch 2.7 types Dim as a function
     tokens = "decoder_input_ids" if case.cache == "encoder-decoder" else "input_ids"
     prompt: dict[str, Any] = {tokens: ids[:, :length], "use_cache": True}
     further: dict[str, Any] = {}

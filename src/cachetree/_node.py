@@ -21,7 +21,6 @@ class NodeSpec:
 
     Attributes:
         cls: the class; torch matches exact types.
-        name: the serialized type name, a part of the file format.
         flatten: gives the children and the context of an instance.
         unflatten: the inverse; takes any objects as leaves and runs no tensor operation.
         child_names: the key of each child in key paths, from the context.
@@ -31,10 +30,14 @@ class NodeSpec:
     """
 
     cls: type
-    name: str
     flatten: Callable[[Any], tuple[Children, _layout.Context]]
     unflatten: Callable[[Iterable[Any], Any], Any]
     child_names: Callable[[_layout.Context], tuple[str, ...]]
     dump: Callable[[Any], _layout.Context]
     load: Callable[[Any], _layout.Context]
     leaves: Callable[[Any], Any]
+
+    @property
+    def name(self) -> str:
+        """The serialized type name, a part of the file format."""
+        return f"{self.cls.__module__}.{self.cls.__qualname__}"

@@ -32,7 +32,6 @@ class PairCache:
         """Give the node that torch is to know."""
         return NodeSpec(
             cls=self.cls,
-            name=f"{self.cls.__module__}.{self.cls.__qualname__}",
             flatten=self.flatten,
             unflatten=self.unflatten,
             child_names=lambda _: _NAMES,

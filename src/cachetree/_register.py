@@ -91,8 +91,9 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
     undone. A registration that transformers made itself is superseded, and put back by `Registration.undo`.
 
     Args:
-        *classes: the classes to register: `DynamicCache` and subclasses of it. torch matches exact types, so a
-            subclass has to be named. None given: every cache class of the installed transformers.
+        *classes: the classes to register: `DynamicCache`, `StaticCache`, `EncoderDecoderCache` and subclasses of them.
+            torch matches exact types, so a subclass has to be named. None given: every cache class of the installed
+            transformers that can be a node.
         on_conflict: what to do about a class that neither this package nor transformers has registered: raise an
             error, replace that registration until `undo`, or keep it and register the others.
 
@@ -103,7 +104,8 @@ def register(*classes: type, on_conflict: OnConflict = "error") -> Registration:
         UnsupportedTorchError: the installed torch is too old.
         UnsupportedTransformersError: the installed transformers is too old.
         UnsupportedCacheError: one of *classes* is no cache class, or one that cannot be a node.
-        AlreadyRegisteredError: somebody else has registered one of *classes*, and *on_conflict* is ``"error"``.
+        AlreadyRegisteredError: somebody else has registered one of *classes*, and *on_conflict* is ``"error"``; or
+            another class is registered under the serialized name of one of them.
         InvalidArgumentError: *on_conflict* is none of the three words.
         After any of these nothing has changed.
 
